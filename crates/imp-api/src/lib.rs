@@ -1,0 +1,1 @@
+//! The API of imp.dev/v1alpha1: kinds, defaults, rules, names.

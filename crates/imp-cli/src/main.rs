@@ -1,0 +1,3 @@
+//! imp, also installed as kubectl-imp.
+
+fn main() {}

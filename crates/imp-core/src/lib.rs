@@ -1,0 +1,1 @@
+//! Every decision of Imp as a pure function.

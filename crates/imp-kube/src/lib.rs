@@ -1,0 +1,1 @@
+//! The small kit over kube-rs that operator and agent share.

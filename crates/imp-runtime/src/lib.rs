@@ -1,0 +1,1 @@
+//! Owns the VMs of a node: drivers, journal, adoption, garbage collection.

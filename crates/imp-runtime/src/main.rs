@@ -1,0 +1,3 @@
+//! The runtime daemon of a node.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Real parts for tests and the development cluster: control plane, nodes, registry, images.
