@@ -1,1 +1,3 @@
 //! Every decision of Imp as a pure function.
+
+pub mod phase;
