@@ -446,7 +446,7 @@ fn from_report(
     let carried = |time: Option<UnixSeconds>| time.filter(|_| before != Phase::Other);
     let finished_at = phase.is_terminal().then(|| {
         let told = report.exit.as_ref().and_then(|exit| exit.finished_at);
-        told.or(carried(previous.finished_at)).unwrap_or(now)
+        told.or_else(|| carried(previous.finished_at)).unwrap_or(now)
     });
     let running_at = report
         .workload_started_at
@@ -455,7 +455,7 @@ fn from_report(
         phase,
         message: text::summary(report, facts, phase),
         conditions: conditions::of_report(report, facts, phase),
-        started_at: report.accepted_at.or(carried(previous.started_at)).or(Some(now)),
+        started_at: report.accepted_at.or_else(|| carried(previous.started_at)).or(Some(now)),
         running_at,
         finished_at,
         exit_code: report.exit.as_ref().map(|exit| exit.code),
