@@ -1,3 +1,14 @@
-//! imp, also installed as kubectl-imp.
+//! `imp`: one VM without a cluster; as `kubectl-imp`: into the VMs of a cluster.
 
-fn main() {}
+mod exit;
+mod local;
+mod remote;
+mod terminal;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    let result = if remote::is_remote(&arguments) { remote::main(arguments) } else { local::main(arguments) };
+    exit::report(result)
+}
