@@ -30,7 +30,7 @@ mod restart_policy;
 pub use clusterimpconfig::*;
 pub use clusterimpnodeprofile::*;
 pub use common::*;
-pub use crds::{API_VERSION, GROUP, VERSION, crds};
+pub use crds::{API_VERSION, GROUP, VERSION, crd_yaml, crds};
 pub use duration::{DurationString, InvalidDuration};
 pub use impnetwork::*;
 pub use impvm::*;
