@@ -1,3 +1,11 @@
-//! The project's own commands.
+//! The project's own commands: `cargo xtask help`.
 
-fn main() {}
+mod cli;
+mod oci;
+mod progress;
+mod up;
+mod workspace;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}
