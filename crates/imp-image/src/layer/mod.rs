@@ -1,0 +1,186 @@
+//! Layers become one disk: each is decompressed, checked, merged into the tree, and its files' data streamed to the disk.
+//!
+//! Layers are taken from the lowest up, each read once. Data that an upper layer replaces is given back to the host's file
+//! system, so the disk takes no more room than what is visible. In memory are the tree and one window of data.
+
+mod decompress;
+pub(crate) mod tar;
+pub(crate) mod tree;
+
+use crate::digest::Digest;
+use crate::erofs::{self, DataWriter};
+use crate::error::InvalidImage;
+use crate::limits::Limits;
+use decompress::{Checked, StreamError};
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
+use tar::{Entry, EntryKind, Fragment, Skip, TarError, TarReader};
+use tree::{Extent, Refusal, Tree};
+
+/// A layer in the store.
+#[derive(Clone, Debug)]
+pub(crate) struct Layer {
+    /// Verified file with the layer as it was sent.
+    pub(crate) path: camino::Utf8PathBuf,
+    /// Digest of that file.
+    pub(crate) digest: Digest,
+    /// Digest of the tar stream in it, as the configuration says.
+    pub(crate) diff_id: Digest,
+}
+
+/// Why no disk was made.
+#[derive(Debug)]
+pub(crate) enum BuildError {
+    Invalid(InvalidImage),
+    Io(String, io::Error),
+    Cancelled,
+}
+
+/// Lays the layers, lowest first, out in `disk`, an empty file. Returns its size in bytes.
+///
+/// The result depends on the layers alone. `cancelled` is looked at often.
+pub(crate) fn build(layers: &[Layer], disk: &File, limits: &Limits, cancelled: &AtomicBool) -> Result<u64, BuildError> {
+    let mut tree = Tree::new();
+    let mut writer = DataWriter::new(disk, limits.disk_bytes);
+    for (index, layer) in layers.iter().enumerate() {
+        let label = format!("layer {} of {} ({})", index + 1, layers.len(), layer.digest);
+        let file = File::open(&layer.path).map_err(|error| BuildError::Io(format!("cannot open {}", layer.path), error))?;
+        Merge { label: &label, limits, tree: &mut tree, writer: &mut writer, cancelled }.layer(file, layer)?;
+        tree.next_layer();
+    }
+    if cancelled.load(Ordering::Relaxed) {
+        return Err(BuildError::Cancelled);
+    }
+    erofs::finish(&writer, &tree, uuid(layers)).map_err(|error| BuildError::Io("cannot write the root disk".into(), error))
+}
+
+/// The disk's UUID, from what is in it (RFC 9562, version 8).
+fn uuid(layers: &[Layer]) -> [u8; 16] {
+    let text: String = layers.iter().map(|layer| format!("{}\n", layer.diff_id)).collect();
+    let mut uuid = [0; 16];
+    uuid.copy_from_slice(&Digest::of(text.as_bytes()).bytes()[..16]);
+    uuid[6] = (uuid[6] & 0x0f) | 0x80;
+    uuid[8] = (uuid[8] & 0x3f) | 0x80;
+    uuid
+}
+
+/// One layer's way into the tree.
+struct Merge<'a, 'f> {
+    label: &'a str,
+    limits: &'a Limits,
+    tree: &'a mut Tree,
+    writer: &'a mut DataWriter<'f>,
+    cancelled: &'a AtomicBool,
+}
+
+impl Merge<'_, '_> {
+    fn layer(&mut self, file: File, layer: &Layer) -> Result<(), BuildError> {
+        let stream = Checked::new(file, self.limits, self.cancelled).map_err(|error| self.stream_error(error))?;
+        let mut tar = TarReader::new(stream, self.limits);
+        loop {
+            match tar.next_entry() {
+                Ok(Some(entry)) => self.entry(&mut tar, entry)?,
+                Ok(None) => break,
+                Err(TarError::Io(error)) => return Err(self.stream_error(error)),
+                Err(TarError::Malformed(path, problem)) if path.is_empty() => {
+                    return Err(BuildError::Invalid(InvalidImage::Layer { layer: self.label.into(), problem }));
+                }
+                Err(TarError::Malformed(path, problem)) => return Err(self.refuse(&path, problem)),
+            }
+        }
+        tar.drain().map_err(|error| self.stream_error(error))?;
+        let actual = tar.into_inner().digest();
+        if actual != layer.diff_id {
+            return Err(BuildError::Invalid(InvalidImage::Mismatch {
+                what: format!("the uncompressed digest of {}", self.label),
+                expected: layer.diff_id.to_string(),
+                actual: actual.to_string(),
+            }));
+        }
+        Ok(())
+    }
+
+    fn entry<R: Skip>(&mut self, tar: &mut TarReader<'_, R>, entry: Entry) -> Result<(), BuildError> {
+        let data = if entry.kind == EntryKind::File && !is_whiteout(&entry.path) {
+            self.copy_data(tar, &entry)?
+        } else {
+            Extent::default()
+        };
+        let path = entry.path.clone();
+        self.tree.apply(entry, data, self.limits).map_err(|refusal| match refusal {
+            Refusal::Bad(problem) => self.refuse(&path, problem),
+            Refusal::Limit(limit, what) => self.limit(&path, limit, what),
+        })?;
+        for extent in std::mem::take(&mut self.tree.freed) {
+            self.writer.release(extent).map_err(disk_error)?;
+        }
+        Ok(())
+    }
+
+    fn copy_data<R: Skip>(&mut self, tar: &mut TarReader<'_, R>, entry: &Entry) -> Result<Extent, BuildError> {
+        let extent = self
+            .writer
+            .reserve(entry.size)
+            .ok_or_else(|| self.limit(&entry.path, self.limits.disk_bytes, "bytes of disk"))?;
+        let whole = [Fragment { offset: 0, len: entry.size }];
+        for fragment in entry.sparse.as_deref().unwrap_or(&whole) {
+            let mut source = Tagged { inner: &mut *tar, failed: false };
+            if let Err(error) = self.writer.copy(&mut source, extent, fragment.offset, fragment.len) {
+                return Err(if source.failed { self.stream_error(error) } else { disk_error(error) });
+            }
+        }
+        Ok(extent)
+    }
+
+    fn stream_error(&self, error: io::Error) -> BuildError {
+        let layer = self.label.to_owned();
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<StreamError>()) {
+            Some(StreamError::Cancelled) => BuildError::Cancelled,
+            Some(StreamError::Limit(limit, what)) => {
+                BuildError::Invalid(InvalidImage::Limit { at: layer, limit: *limit, what })
+            }
+            Some(StreamError::File(raw)) => {
+                BuildError::Io(format!("cannot read {layer} from the store"), io::Error::from_raw_os_error(*raw))
+            }
+            None if error.kind() == io::ErrorKind::UnexpectedEof => {
+                BuildError::Invalid(InvalidImage::Layer { layer, problem: "it ends in the middle of an entry".into() })
+            }
+            None => BuildError::Invalid(InvalidImage::Layer { layer, problem: format!("cannot be decompressed: {error}") }),
+        }
+    }
+
+    fn refuse(&self, path: &[u8], problem: String) -> BuildError {
+        let entry = String::from_utf8_lossy(path).into_owned();
+        BuildError::Invalid(InvalidImage::Entry { layer: self.label.into(), entry, problem })
+    }
+
+    fn limit(&self, path: &[u8], limit: u64, what: &'static str) -> BuildError {
+        let shown: String = String::from_utf8_lossy(path).chars().take(200).collect();
+        BuildError::Invalid(InvalidImage::Limit { at: format!("{}: entry \"{shown}\"", self.label), limit, what })
+    }
+}
+
+fn disk_error(error: io::Error) -> BuildError {
+    BuildError::Io("cannot write the root disk".into(), error)
+}
+
+fn is_whiteout(path: &[u8]) -> bool {
+    let base = path.rsplit(|&b| b == b'/').find(|c| !c.is_empty()).unwrap_or_default();
+    base.starts_with(b".wh.")
+}
+
+/// Remembers that reading failed, so that it is not taken for a failure to write.
+struct Tagged<'r, R> {
+    inner: &'r mut R,
+    failed: bool,
+}
+
+impl<R: Read> Read for Tagged<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let result = self.inner.read(buffer);
+        // The end in the middle of an entry is an error of the stream too.
+        self.failed |= !matches!(result, Ok(count) if count > 0);
+        result
+    }
+}
