@@ -109,6 +109,8 @@ pub enum FailureReason {
     VmmOomKilled,
     GuestConfigureFailed,
     Internal,
+    /// The runtime does not know a VM that ran: its state on the node was removed. Not of runtime.proto; the agent says so.
+    VmLost,
 }
 
 /// The step of a start that a failure belongs to; decides which condition names it.
@@ -133,15 +135,16 @@ impl FailureReason {
             Self::ImageInvalid => "ImageInvalid",
             Self::DiskFailed => "DiskFailed",
             Self::NetworkFailed => "NetworkFailed",
-            Self::VmmStartFailed => "VMMStartFailed",
-            Self::VmmCrashed => "VMMCrashed",
+            Self::VmmStartFailed => "VmmStartFailed",
+            Self::VmmCrashed => "VmmCrashed",
             Self::KernelPanic => "KernelPanic",
             Self::GuestUnreachable => "GuestUnreachable",
             Self::WorkloadStartFailed => "WorkloadStartFailed",
             Self::HostRebooted => "HostRebooted",
-            Self::VmmOomKilled => "OOMKilled",
+            Self::VmmOomKilled => "VmmOomKilled",
             Self::GuestConfigureFailed => "GuestConfigureFailed",
-            Self::Internal => "InternalError",
+            Self::Internal => "Internal",
+            Self::VmLost => "VmLost",
         }
     }
 

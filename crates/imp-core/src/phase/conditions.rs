@@ -73,7 +73,7 @@ fn image(report: &Report, facts: &Facts) -> Condition {
         } else {
             format!("Image {} is on the node as {}", facts.image, report.image_digest)
         };
-        return condition(KIND, Status::True, "ImageReady", message);
+        return condition(KIND, Status::True, "ImagePresent", message);
     }
     match report.state {
         State::Pulling => condition(KIND, Status::False, "Pulling", text::pulling(report, facts)),
@@ -126,7 +126,7 @@ fn guest(report: &Report, phase: Phase) -> Condition {
         State::Running | State::Stopping if report.guest_connected => {
             condition(KIND, Status::True, "GuestConnected", "The guest agent answers")
         }
-        State::Configuring => condition(KIND, Status::False, "Configuring", "The guest is being configured"),
+        State::Configuring => condition(KIND, Status::False, "Booting", "The guest is being configured"),
         _ if phase == Phase::Running => condition(
             KIND,
             Status::False,
@@ -146,42 +146,38 @@ fn started(report: &Report, facts: &Facts, phase: Phase) -> Condition {
     match (phase, &report.startup) {
         // It started, and has ended: what came after does not undo that.
         (Phase::Succeeded | Phase::Failed, _) if report.workload_started_at.is_some() => {
-            condition(KIND, Status::True, "WorkloadStarted", "The workload was started")
+            condition(KIND, Status::True, "Running", "The workload was started")
         }
-        (Phase::Running, Some(probe)) if facts.has_startup_probe => {
-            verdict(KIND, probe, "StartupProbeSucceeded", "StartupProbeFailed")
-        }
+        (Phase::Running, Some(probe)) if facts.has_startup_probe => verdict(KIND, probe),
         (Phase::Running, None) if facts.has_startup_probe => {
-            condition(KIND, Status::False, "StartupProbePending", "The startup probe has not succeeded yet")
+            condition(KIND, Status::False, "ProbePending", "The startup probe has not succeeded yet")
         }
-        (Phase::Running, _) => condition(KIND, Status::True, "WorkloadStarted", "The workload was started"),
-        _ => condition(KIND, Status::False, "NotStarted", "The workload has not been started"),
+        (Phase::Running, _) => condition(KIND, Status::True, "Running", "The workload was started"),
+        _ => condition(KIND, Status::False, "Waiting", "The workload has not been started"),
     }
 }
 
-fn verdict(kind: &str, probe: &ProbeResult, yes: &str, no: &str) -> Condition {
+fn verdict(kind: &str, probe: &ProbeResult) -> Condition {
     if probe.success {
-        return condition(kind, Status::True, yes, "The probe succeeds");
+        return condition(kind, Status::True, "ProbeSucceeded", "The probe succeeds");
     }
     let message = if probe.message.is_empty() {
         "The probe fails".to_owned()
     } else {
         format!("The probe fails: {}", probe.message)
     };
-    condition(kind, Status::False, no, message)
+    condition(kind, Status::False, "ProbeFailed", message)
 }
 
 fn healthy(report: &Report, phase: Phase) -> Condition {
     const KIND: &str = "Healthy";
     match &report.liveness {
-        Some(probe) if phase == Phase::Running => {
-            verdict(KIND, probe, "LivenessProbeSucceeded", "LivenessProbeFailed")
-        }
+        Some(probe) if phase == Phase::Running => verdict(KIND, probe),
         None if phase == Phase::Running => {
-            condition(KIND, Status::Unknown, "LivenessProbePending", "The liveness probe has no verdict yet")
+            condition(KIND, Status::Unknown, "ProbePending", "The liveness probe has no verdict yet")
         }
         _ if phase.is_terminal() => condition(KIND, Status::False, "Ended", "The VM does not run"),
-        _ => condition(KIND, Status::Unknown, "NotStarted", "The workload has not been started"),
+        _ => condition(KIND, Status::Unknown, "Waiting", "The workload has not been started"),
     }
 }
 
@@ -194,7 +190,8 @@ fn ready(report: &Report, facts: &Facts, phase: Phase, started: &Condition, gues
         }
         Phase::Running => {}
         _ => {
-            let reason = report.failure.as_ref().map_or("Starting", |failure| failure.reason.as_str());
+            let reason =
+                report.failure.as_ref().map_or_else(|| step(report.state), |failure| failure.reason.as_str());
             return condition(KIND, Status::False, reason, text::starting(report, facts));
         }
     }
@@ -205,17 +202,26 @@ fn ready(report: &Report, facts: &Facts, phase: Phase, started: &Condition, gues
         return condition(KIND, Status::False, &started.reason, started.message.clone());
     }
     match &report.readiness {
-        Some(probe) if facts.has_readiness_probe => {
-            verdict(KIND, probe, "ReadinessProbeSucceeded", "ReadinessProbeFailed")
-        }
+        Some(probe) if facts.has_readiness_probe => verdict(KIND, probe),
         None if facts.has_readiness_probe => {
-            condition(KIND, Status::False, "ReadinessProbePending", "The readiness probe has no verdict yet")
+            condition(KIND, Status::False, "ProbePending", "The readiness probe has no verdict yet")
         }
         // Without a probe the running workload is what readiness means; a guest that lost its channel may serve on.
         _ if guest.status == Status::True || guest.reason == "GuestDisconnected" => {
-            condition(KIND, Status::True, "WorkloadRunning", text::running(report))
+            condition(KIND, Status::True, "Running", text::running(report))
         }
         _ => condition(KIND, Status::False, &guest.reason, guest.message.clone()),
+    }
+}
+
+/// The step of a start as a reason.
+fn step(state: State) -> &'static str {
+    match state {
+        State::Pending => "Waiting",
+        State::Pulling => "Pulling",
+        State::Preparing => "Preparing",
+        State::Stopping => "Stopping",
+        _ => "Booting",
     }
 }
 
@@ -223,8 +229,7 @@ fn failed_reason(report: &Report) -> &'static str {
     match (&report.failure, &report.exit) {
         (Some(failure), _) => failure.reason.as_str(),
         (None, Some(exit)) if exit.oom_killed => "OOMKilled",
-        (None, Some(exit)) if exit.signal != 0 => "WorkloadSignaled",
-        (None, Some(_)) => "WorkloadFailed",
+        (None, Some(_)) => "Failed",
         (None, None) => "GuestPoweredOff",
     }
 }

@@ -56,11 +56,11 @@ fn a_normal_start_in_order() {
     let table = [
         (State::Pending, "Starting", "Waiting", "Waiting"),
         (State::Pulling, "Starting", "Pulling", "Waiting"),
-        (State::Preparing, "Starting", "ImageReady", "Waiting"),
-        (State::Booting, "Starting", "ImageReady", "Booting"),
-        (State::Configuring, "Starting", "ImageReady", "Configuring"),
-        (State::Running, "Running", "ImageReady", "GuestConnected"),
-        (State::Stopping, "Running", "ImageReady", "GuestConnected"),
+        (State::Preparing, "Starting", "ImagePresent", "Waiting"),
+        (State::Booting, "Starting", "ImagePresent", "Booting"),
+        (State::Configuring, "Starting", "ImagePresent", "Booting"),
+        (State::Running, "Running", "ImagePresent", "GuestConnected"),
+        (State::Stopping, "Running", "ImagePresent", "GuestConnected"),
     ];
     for (state, phase, image, guest) in table {
         let decision = decided(report(state), &facts());
@@ -76,8 +76,8 @@ fn a_normal_start_in_order() {
 fn fr60_how_a_workload_ended_is_told() {
     let table = [
         (exit(0, 0, false), "Succeeded", "Completed", Some(0), None),
-        (exit(42, 0, false), "Failed", "WorkloadFailed", Some(42), None),
-        (exit(139, 11, false), "Failed", "WorkloadSignaled", Some(139), Some(11)),
+        (exit(42, 0, false), "Failed", "Failed", Some(42), None),
+        (exit(139, 11, false), "Failed", "Failed", Some(139), Some(11)),
         (exit(137, 9, true), "Failed", "OOMKilled", Some(137), Some(9)),
         (None, "Failed", "GuestPoweredOff", None, None),
     ];
@@ -102,8 +102,8 @@ fn each_failure_has_its_reason_on_the_condition_of_its_step() {
         (FailureReason::KernelPanic, "GuestReady", "KernelPanic"),
         (FailureReason::GuestUnreachable, "GuestReady", "GuestUnreachable"),
         (FailureReason::WorkloadStartFailed, "Started", "WorkloadStartFailed"),
-        (FailureReason::VmmCrashed, "Ready", "VMMCrashed"),
-        (FailureReason::VmmOomKilled, "Ready", "OOMKilled"),
+        (FailureReason::VmmCrashed, "Ready", "VmmCrashed"),
+        (FailureReason::VmmOomKilled, "Ready", "VmmOomKilled"),
         (FailureReason::HostRebooted, "Ready", "HostRebooted"),
     ];
     for (reason, kind, name) in table {
@@ -173,14 +173,14 @@ fn probes_decide_readiness() {
             },
             &probed,
         );
-        assert_eq!(get(&decision, "Healthy").reason, "LivenessProbeFailed");
+        assert_eq!(get(&decision, "Healthy").reason, "ProbeFailed");
         get(&decision, "Ready").reason.clone()
     };
-    assert_eq!(ready(&None, &None), "StartupProbePending");
-    assert_eq!(ready(&no, &yes), "StartupProbeFailed");
-    assert_eq!(ready(&yes, &None), "ReadinessProbePending");
-    assert_eq!(ready(&yes, &no), "ReadinessProbeFailed");
-    assert_eq!(ready(&yes, &yes), "ReadinessProbeSucceeded");
+    assert_eq!(ready(&None, &None), "ProbePending");
+    assert_eq!(ready(&no, &yes), "ProbeFailed");
+    assert_eq!(ready(&yes, &None), "ProbePending");
+    assert_eq!(ready(&yes, &no), "ProbeFailed");
+    assert_eq!(ready(&yes, &yes), "ProbeSucceeded");
 }
 
 #[test]
