@@ -25,6 +25,7 @@ pub mod names;
 mod not_honoured;
 mod patterns;
 mod probe;
+mod reference;
 mod restart_policy;
 
 pub use clusterimpconfig::*;
@@ -44,4 +45,5 @@ pub use impwarmpool::*;
 pub use effective::{EffectiveVm, InvalidVm, effective};
 pub use not_honoured::{NotHonoured, not_honoured};
 pub use probe::*;
+pub use reference::reference;
 pub use restart_policy::*;

@@ -141,3 +141,19 @@ fn cell(text: &str) -> String {
 fn first_sentence(text: &str) -> &str {
     text.split_once(". ").map_or(text, |(first, _)| first).trim_end_matches('.')
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    #[test]
+    fn reference_in_the_tree_is_current() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api.md");
+        let wanted = super::reference(&crate::crds());
+        if std::env::var_os("IMP_UPDATE").is_some() {
+            std::fs::write(&path, &wanted).unwrap();
+        }
+        let found = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(found == wanted, "docs/api.md is out of date: run `cargo xtask crds`");
+    }
+}
