@@ -78,11 +78,8 @@ fn rows(out: &mut String, schema: &JSONSchemaProps, prefix: &str) {
 }
 
 fn type_of(schema: &JSONSchemaProps) -> String {
-    let base = schema.type_.as_deref().unwrap_or(if schema.x_kubernetes_int_or_string == Some(true) {
-        "integer or string"
-    } else {
-        "any"
-    });
+    let untyped = if schema.x_kubernetes_int_or_string == Some(true) { "integer or string" } else { "any" };
+    let base = schema.type_.as_deref().unwrap_or(untyped);
     let mut text = match (&schema.items, base) {
         (Some(JSONSchemaPropsOrArray::Schema(item)), "array") => format!("list of {}", type_of(item)),
         _ => base.to_owned(),
