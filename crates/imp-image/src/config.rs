@@ -100,7 +100,8 @@ mod tests {
             (&["/c", ""], &[], &["/c", ""]),
             (&["/c"], &["z"], &["/c", "z"]),
         ] {
-            let wishes = WorkloadOverrides { command: strings(command), args: strings(args), ..Default::default() };
+            let wishes =
+                WorkloadOverrides { command: strings(command), args: strings(args), ..Default::default() };
             assert_eq!(runtime_config(&image, &wishes).argv, strings(argv), "{command:?} {args:?}");
         }
     }
@@ -113,16 +114,23 @@ mod tests {
         let plain = runtime_config(&image, &WorkloadOverrides::default());
         assert_eq!((plain.user.as_str(), plain.working_dir.as_str()), ("1000:2000", "/does/not/exist"));
         assert_eq!(plain.stop_signal, "SIGUSR1");
-        let wishes = WorkloadOverrides { user: "www-data".into(), working_dir: "/srv".into(), ..Default::default() };
+        let wishes =
+            WorkloadOverrides { user: "www-data".into(), working_dir: "/srv".into(), ..Default::default() };
         let changed = runtime_config(&image, &wishes);
         assert_eq!((changed.user.as_str(), changed.working_dir.as_str()), ("www-data", "/srv"));
     }
 
     #[test]
     fn fr6_environment_of_the_image_is_the_base_and_the_vms_overrides_by_key() {
-        let image = image(serde_json::json!({"Env": ["PATH=/opt/x/bin:/bin", "FOO=a", "EMPTY=", "EQ=a=b", "broken", "FOO=c"]}));
-        let wishes = WorkloadOverrides { env: pairs(&[("FOO", "b"), ("NEW", "1"), ("NEW", "2")]), ..Default::default() };
-        let expected = [("PATH", "/opt/x/bin:/bin"), ("FOO", "b"), ("EMPTY", ""), ("EQ", "a=b"), ("NEW", "2")];
+        let image = image(
+            serde_json::json!({"Env": ["PATH=/opt/x/bin:/bin", "FOO=a", "EMPTY=", "EQ=a=b", "broken", "FOO=c"]}),
+        );
+        let wishes = WorkloadOverrides {
+            env: pairs(&[("FOO", "b"), ("NEW", "1"), ("NEW", "2")]),
+            ..Default::default()
+        };
+        let expected =
+            [("PATH", "/opt/x/bin:/bin"), ("FOO", "b"), ("EMPTY", ""), ("EQ", "a=b"), ("NEW", "2")];
         assert_eq!(runtime_config(&image, &wishes).env, pairs(&expected));
     }
 

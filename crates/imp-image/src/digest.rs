@@ -98,7 +98,8 @@ mod tests {
     fn only_plain_sha256_is_taken() {
         let good = format!("sha256:{}", "0a".repeat(32));
         assert_eq!(good.parse::<Digest>().expect("valid").to_string(), good);
-        for text in ["", "sha256:", "sha512:00", "sha256:../../etc/passwd", &good.to_uppercase(), &good[..70]] {
+        for text in ["", "sha256:", "sha512:00", "sha256:../../etc/passwd", &good.to_uppercase(), &good[..70]]
+        {
             assert!(text.parse::<Digest>().is_err(), "{text}");
         }
     }

@@ -34,7 +34,9 @@ pub enum ImageError {
         detail: String,
     },
     /// [`crate::PullPolicy::Never`], and it is not in the store.
-    #[error("image {image} is not on this node and its pull policy is Never; pull it first or choose IfNotPresent")]
+    #[error(
+        "image {image} is not on this node and its pull policy is Never; pull it first or choose IfNotPresent"
+    )]
     NotCached {
         /// The image.
         image: String,

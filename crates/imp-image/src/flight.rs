@@ -39,7 +39,12 @@ impl<T: Clone + Send + Sync + 'static> Flights<T> {
     /// joined somebody else's.
     ///
     /// The work runs within those who wait for it: when all of them are dropped, it is.
-    pub(crate) async fn run<W, F>(&self, key: &str, progress: &watch::Sender<Progress>, begin: W) -> (Result<T, ImageError>, bool)
+    pub(crate) async fn run<W, F>(
+        &self,
+        key: &str,
+        progress: &watch::Sender<Progress>,
+        begin: W,
+    ) -> (Result<T, ImageError>, bool)
     where
         W: FnOnce(watch::Sender<Progress>) -> F,
         F: Future<Output = Result<T, ImageError>> + Send + 'static,
@@ -141,7 +146,9 @@ mod tests {
         let mut first = Box::pin(ask());
         assert!(futures::poll!(&mut first).is_pending());
         drop(first);
-        tokio::time::timeout(std::time::Duration::from_secs(5), dropped.notified()).await.expect("the work was stopped");
+        tokio::time::timeout(std::time::Duration::from_secs(5), dropped.notified())
+            .await
+            .expect("the work was stopped");
         // And the next one begins anew instead of waiting for what is gone.
         let (progress, _) = watch::channel(Progress::default());
         let (result, joined) = flights.run("a", &progress, |_| async { Ok(1) }).await;

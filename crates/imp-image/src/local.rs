@@ -58,7 +58,9 @@ impl LocalImage {
         match source {
             ImageSource::OciLayout(directory, tag) => Self::layout(source, directory, tag.as_deref(), limits),
             ImageSource::OciArchive(file, tag) => Self::oci_archive(source, file, tag.as_deref(), limits),
-            ImageSource::DockerArchive(file, tag) => Self::docker_archive(source, file, tag.as_deref(), limits),
+            ImageSource::DockerArchive(file, tag) => {
+                Self::docker_archive(source, file, tag.as_deref(), limits)
+            }
             ImageSource::Registry(reference) => Err(ImageError::NotFound {
                 image: reference.clone(),
                 detail: "it is in a registry, not in a file".into(),
@@ -66,16 +68,27 @@ impl LocalImage {
         }
     }
 
-    fn layout(source: &ImageSource, directory: &Utf8Path, tag: Option<&str>, limits: &Limits) -> Result<Self, ImageError> {
+    fn layout(
+        source: &ImageSource,
+        directory: &Utf8Path,
+        tag: Option<&str>,
+        limits: &Limits,
+    ) -> Result<Self, ImageError> {
         let path = directory.join("index.json");
         let file = open_regular(&path).map_err(|error| not_found(source, &path, &error))?;
-        let index = read_bounded(file, limits.manifest_bytes).map_err(ImageError::io(format!("cannot read {path}")))?;
+        let index = read_bounded(file, limits.manifest_bytes)
+            .map_err(ImageError::io(format!("cannot read {path}")))?;
         let index = index.ok_or_else(|| too_large(source, limits))?;
         let blobs = Blobs::Directory(directory.join("blobs/sha256"));
         Self::from_index(source, &index, tag, blobs, limits)
     }
 
-    fn oci_archive(source: &ImageSource, file: &Utf8Path, tag: Option<&str>, limits: &Limits) -> Result<Self, ImageError> {
+    fn oci_archive(
+        source: &ImageSource,
+        file: &Utf8Path,
+        tag: Option<&str>,
+        limits: &Limits,
+    ) -> Result<Self, ImageError> {
         let archive = Archive::open(source, file, limits)?;
         let index = archive.read(source, "index.json", limits)?;
         let mut spans = HashMap::new();
@@ -102,9 +115,13 @@ impl LocalImage {
             manifests: Vec<RawDescriptor>,
         }
         let invalid = |source_error| ImageError::invalid(source.to_string(), source_error);
-        let index: Index = serde_json::from_slice(index).map_err(|e| invalid(InvalidImage::document("index.json", e)))?;
-        let name = |descriptor: &RawDescriptor| descriptor.annotations.as_ref().and_then(|a| a.get(REF_NAME).cloned());
-        let named = |descriptor: &&RawDescriptor| tag.is_none_or(|tag| name(descriptor).as_deref() == Some(tag));
+        let index: Index =
+            serde_json::from_slice(index).map_err(|e| invalid(InvalidImage::document("index.json", e)))?;
+        let name = |descriptor: &RawDescriptor| {
+            descriptor.annotations.as_ref().and_then(|a| a.get(REF_NAME).cloned())
+        };
+        let named =
+            |descriptor: &&RawDescriptor| tag.is_none_or(|tag| name(descriptor).as_deref() == Some(tag));
         let mut found: Vec<&RawDescriptor> = index.manifests.iter().filter(named).collect();
         if tag.is_none() && found.len() > 1 {
             // As several platforms of one image, without an index of their own.
@@ -117,9 +134,15 @@ impl LocalImage {
         let tags = || index.manifests.iter().filter_map(name).collect::<Vec<_>>().join(", ");
         let descriptor = match found.as_slice() {
             [one] => *one,
-            [] => return Err(ImageError::NotFound { image: source.to_string(), detail: format!("its tags are: {}", tags()) }),
+            [] => {
+                return Err(ImageError::NotFound {
+                    image: source.to_string(),
+                    detail: format!("its tags are: {}", tags()),
+                });
+            }
             _ => {
-                let problem = format!("it holds several images; add one of these tags behind a colon: {}", tags());
+                let problem =
+                    format!("it holds several images; add one of these tags behind a colon: {}", tags());
                 return Err(invalid(InvalidImage::document("index.json", problem)));
             }
         };
@@ -130,7 +153,12 @@ impl LocalImage {
     }
 
     /// Writes an OCI manifest for what `docker save` wrote, whose own manifest has no digests.
-    fn docker_archive(source: &ImageSource, file: &Utf8Path, tag: Option<&str>, limits: &Limits) -> Result<Self, ImageError> {
+    fn docker_archive(
+        source: &ImageSource,
+        file: &Utf8Path,
+        tag: Option<&str>,
+        limits: &Limits,
+    ) -> Result<Self, ImageError> {
         #[derive(Deserialize)]
         #[serde(rename_all = "PascalCase")]
         struct Item {
@@ -141,8 +169,8 @@ impl LocalImage {
         let archive = Archive::open(source, file, limits)?;
         let manifest = archive.read(source, "manifest.json", limits)?;
         let invalid = |source_error| ImageError::invalid(source.to_string(), source_error);
-        let items: Vec<Item> =
-            serde_json::from_slice(&manifest).map_err(|e| invalid(InvalidImage::document("manifest.json", e)))?;
+        let items: Vec<Item> = serde_json::from_slice(&manifest)
+            .map_err(|e| invalid(InvalidImage::document("manifest.json", e)))?;
         let tags = |item: &Item| item.repo_tags.clone().unwrap_or_default();
         let wanted: Vec<&Item> = items
             .iter()
@@ -151,19 +179,32 @@ impl LocalImage {
         let all = || items.iter().flat_map(tags).collect::<Vec<_>>().join(", ");
         let item = match wanted.as_slice() {
             [one] => *one,
-            [] => return Err(ImageError::NotFound { image: source.to_string(), detail: format!("its tags are: {}", all()) }),
+            [] => {
+                return Err(ImageError::NotFound {
+                    image: source.to_string(),
+                    detail: format!("its tags are: {}", all()),
+                });
+            }
             _ => {
-                let problem = format!("it holds several images; add one of these tags behind a colon: {}", all());
+                let problem =
+                    format!("it holds several images; add one of these tags behind a colon: {}", all());
                 return Err(invalid(InvalidImage::document("manifest.json", problem)));
             }
         };
         if item.layers.len() > limits.layers {
-            return Err(invalid(InvalidImage::Limit { at: "manifest.json".into(), limit: limits.layers as u64, what: "layers" }));
+            return Err(invalid(InvalidImage::Limit {
+                at: "manifest.json".into(),
+                limit: limits.layers as u64,
+                what: "layers",
+            }));
         }
         let mut spans = HashMap::new();
         let mut descriptor = |name: &str, media_type: &str| -> Result<serde_json::Value, ImageError> {
             let span = archive.find(source, name)?;
-            let digest = span.open().and_then(crate::digest::of_file).map_err(ImageError::io(format!("cannot read {name} in {file}")))?;
+            let digest = span
+                .open()
+                .and_then(crate::digest::of_file)
+                .map_err(ImageError::io(format!("cannot read {name} in {file}")))?;
             spans.insert(digest, span.clone());
             Ok(serde_json::json!({"mediaType": media_type, "digest": digest.to_string(), "size": span.size}))
         };
@@ -180,10 +221,13 @@ impl LocalImage {
     fn span(&self, image: &str, digest: &Digest) -> Result<Span, ImageError> {
         let missing = |detail: String| ImageError::NotFound { image: image.to_owned(), detail };
         match &self.blobs {
-            Blobs::Spans(spans) => spans.get(digest).cloned().ok_or_else(|| missing(format!("blob {digest} is missing"))),
+            Blobs::Spans(spans) => {
+                spans.get(digest).cloned().ok_or_else(|| missing(format!("blob {digest} is missing")))
+            }
             Blobs::Directory(directory) => {
                 let path = directory.join(digest.hex());
-                let file = open_regular(&path).map_err(|error| missing(format!("cannot open {path}: {error}")))?;
+                let file =
+                    open_regular(&path).map_err(|error| missing(format!("cannot open {path}: {error}")))?;
                 let size = file.metadata().map_err(ImageError::io(format!("cannot read {path}")))?.len();
                 Ok(Span { path, offset: 0, size })
             }
@@ -191,18 +235,25 @@ impl LocalImage {
     }
 
     /// A manifest or index by its digest, verified. Blocking.
-    pub(crate) fn manifest(&self, image: &str, digest: &Digest, limits: &Limits) -> Result<Bytes, ImageError> {
+    pub(crate) fn manifest(
+        &self,
+        image: &str,
+        digest: &Digest,
+        limits: &Limits,
+    ) -> Result<Bytes, ImageError> {
         let span = self.span(image, digest)?;
         let bytes = span
             .open()
             .and_then(|reader| read_bounded(reader, limits.manifest_bytes))
             .map_err(ImageError::io(format!("cannot read {}", span.path)))?;
-        let limit = InvalidImage::Limit { at: "manifest".into(), limit: limits.manifest_bytes, what: "bytes" };
+        let limit =
+            InvalidImage::Limit { at: "manifest".into(), limit: limits.manifest_bytes, what: "bytes" };
         let bytes = bytes.ok_or_else(|| ImageError::invalid(image, limit))?;
         let actual = Digest::of(&bytes);
         if actual != *digest {
             let what = "the digest of its manifest".to_owned();
-            let source = InvalidImage::Mismatch { what, expected: digest.to_string(), actual: actual.to_string() };
+            let source =
+                InvalidImage::Mismatch { what, expected: digest.to_string(), actual: actual.to_string() };
             return Err(ImageError::invalid(image, source));
         }
         Ok(bytes.into())
@@ -255,7 +306,9 @@ impl Archive {
                 Ok(Some(entry)) => entry,
                 Ok(None) => return Ok(archive),
                 Err(TarError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    return Err(invalid("the archive is cut off, or compressed (decompress it first)".into()));
+                    return Err(invalid(
+                        "the archive is cut off, or compressed (decompress it first)".into(),
+                    ));
                 }
                 Err(TarError::Io(error)) => return Err(ImageError::io(format!("cannot read {path}"))(error)),
                 Err(TarError::Malformed(name, problem)) => {
@@ -287,7 +340,10 @@ impl Archive {
     fn find(&self, source: &ImageSource, name: &str) -> Result<&Span, ImageError> {
         let name = lexical(name);
         let found = self.files.get(&name).or_else(|| self.files.get(self.links.get(&name)?));
-        found.ok_or_else(|| ImageError::NotFound { image: source.to_string(), detail: format!("the archive has no file {name}") })
+        found.ok_or_else(|| ImageError::NotFound {
+            image: source.to_string(),
+            detail: format!("the archive has no file {name}"),
+        })
     }
 
     fn read(&self, source: &ImageSource, name: &str, limits: &Limits) -> Result<Vec<u8>, ImageError> {

@@ -81,8 +81,10 @@ impl RawDescriptor {
 
     /// Signatures, attestations and other things beside the images.
     fn is_attachment(&self) -> bool {
-        let annotated = self.annotations.as_ref().is_some_and(|a| a.contains_key("vnd.docker.reference.type"));
-        let unknown = self.platform.as_ref().is_some_and(|p| p.os == "unknown" || p.architecture == "unknown");
+        let annotated =
+            self.annotations.as_ref().is_some_and(|a| a.contains_key("vnd.docker.reference.type"));
+        let unknown =
+            self.platform.as_ref().is_some_and(|p| p.os == "unknown" || p.architecture == "unknown");
         annotated || unknown || self.artifact_type.is_some()
     }
 }
@@ -115,7 +117,8 @@ struct RawDocument {
 
 /// Reads a manifest or index and refuses what we cannot run.
 pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Document, InvalidImage> {
-    let raw: RawDocument = serde_json::from_slice(bytes).map_err(|e| InvalidImage::document("manifest", e))?;
+    let raw: RawDocument =
+        serde_json::from_slice(bytes).map_err(|e| InvalidImage::document("manifest", e))?;
     if raw.fs_layers.is_some() || raw.schema_version == Some(1) {
         return Err(InvalidImage::Unsupported(
             "its manifest has Docker's schema 1, which registries dropped in 2020; push the image again with a current tool".into(),
@@ -127,10 +130,15 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Document, InvalidIm
             Err(InvalidImage::document("manifest", "it is a manifest and an index at the same time"))
         }
         (Some(manifests), None, None) => Ok(Document::Index(manifests)),
-        (None, layers, Some(config)) => image(raw.artifact_type, &config, &layers.unwrap_or_default(), limits),
+        (None, layers, Some(config)) => {
+            image(raw.artifact_type, &config, &layers.unwrap_or_default(), limits)
+        }
         _ => Err(InvalidImage::document(
             "manifest",
-            format!("it has neither a configuration nor manifests (media type {})", raw.media_type.as_deref().unwrap_or("none")),
+            format!(
+                "it has neither a configuration nor manifests (media type {})",
+                raw.media_type.as_deref().unwrap_or("none")
+            ),
         )),
     }
 }
@@ -143,13 +151,23 @@ fn image(
 ) -> Result<Document, InvalidImage> {
     if config.media_type != OCI_CONFIG && config.media_type != DOCKER_CONFIG {
         let kind = artifact_type.unwrap_or_else(|| config.media_type.clone());
-        return Err(InvalidImage::Unsupported(format!("it is an artifact of type \"{kind}\", not a container image")));
+        return Err(InvalidImage::Unsupported(format!(
+            "it is an artifact of type \"{kind}\", not a container image"
+        )));
     }
     if layers.len() > limits.layers {
-        return Err(InvalidImage::Limit { at: "manifest".into(), limit: limits.layers as u64, what: "layers" });
+        return Err(InvalidImage::Limit {
+            at: "manifest".into(),
+            limit: limits.layers as u64,
+            what: "layers",
+        });
     }
     if config.size > limits.config_bytes {
-        return Err(InvalidImage::Limit { at: "configuration".into(), limit: limits.config_bytes, what: "bytes" });
+        return Err(InvalidImage::Limit {
+            at: "configuration".into(),
+            limit: limits.config_bytes,
+            what: "bytes",
+        });
     }
     let mut blobs = Vec::with_capacity(layers.len());
     for (index, layer) in layers.iter().enumerate() {
@@ -161,10 +179,16 @@ fn image(
             )));
         }
         if !LAYERS.contains(&kind) {
-            return Err(InvalidImage::Unsupported(format!("{label} has the unsupported media type \"{kind}\"")));
+            return Err(InvalidImage::Unsupported(format!(
+                "{label} has the unsupported media type \"{kind}\""
+            )));
         }
         if layer.size > limits.layer_compressed_bytes {
-            return Err(InvalidImage::Limit { at: label, limit: limits.layer_compressed_bytes, what: "bytes compressed" });
+            return Err(InvalidImage::Limit {
+                at: label,
+                limit: limits.layer_compressed_bytes,
+                what: "bytes compressed",
+            });
         }
         blobs.push(layer.blob(&label)?);
     }

@@ -3,9 +3,17 @@
 pub mod boot;
 pub mod cgroups;
 pub mod cluster;
+pub mod controlplane;
 pub mod daemon;
+pub mod files;
+pub mod images;
 pub mod netns;
 pub mod node;
 pub mod node_init;
+pub mod pki;
+pub mod preflight;
+pub mod registry;
 pub mod relay;
 pub mod services;
+pub mod tools;
+pub mod wait;

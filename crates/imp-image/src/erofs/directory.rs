@@ -63,10 +63,15 @@ mod tests {
     #[test]
     fn size_and_data_agree() {
         for count in [1_usize, 2, 50, 500, 5000] {
-            let names: Vec<String> = (0..count).map(|i| format!("{i:0width$}", width = 1 + i % 200)).collect();
+            let names: Vec<String> =
+                (0..count).map(|i| format!("{i:0width$}", width = 1 + i % 200)).collect();
             let entries: Vec<Name<'_>> =
                 names.iter().map(|n| Name { name: n.as_bytes(), nid: 1, file_type: 1 }).collect();
-            assert_eq!(data(&entries).len() as u64, size(names.iter().map(String::as_bytes)), "{count} names");
+            assert_eq!(
+                data(&entries).len() as u64,
+                size(names.iter().map(String::as_bytes)),
+                "{count} names"
+            );
         }
     }
 }

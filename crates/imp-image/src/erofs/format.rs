@@ -73,7 +73,13 @@ fn put(out: &mut [u8], at: usize, bytes: &[u8]) {
 }
 
 /// The superblock's block with its checksum.
-pub(super) fn super_block(root_nid: u16, inodes: u64, blocks: u32, meta_block: u32, uuid: [u8; 16]) -> Vec<u8> {
+pub(super) fn super_block(
+    root_nid: u16,
+    inodes: u64,
+    blocks: u32,
+    meta_block: u32,
+    uuid: [u8; 16],
+) -> Vec<u8> {
     let mut block = vec![0; crate::erofs::BLOCK_SIZE as usize];
     let sb = &mut block[SUPER_OFFSET as usize..];
     put(sb, 0, &SUPER_MAGIC.to_le_bytes());
@@ -94,7 +100,10 @@ pub(super) fn super_block(root_nid: u16, inodes: u64, blocks: u32, meta_block: u
 /// CRC-32C as the kernel's crc32c(~0, ...): without the final inversion.
 fn crc32c(bytes: &[u8]) -> u32 {
     bytes.iter().fold(!0, |crc, &byte| {
-        (0..8).fold(crc ^ u32::from(byte), |crc, _| if crc & 1 == 1 { (crc >> 1) ^ 0x82F6_3B78 } else { crc >> 1 })
+        (0..8).fold(
+            crc ^ u32::from(byte),
+            |crc, _| if crc & 1 == 1 { (crc >> 1) ^ 0x82F6_3B78 } else { crc >> 1 },
+        )
     })
 }
 
@@ -133,7 +142,9 @@ pub(super) fn xattr_body(xattrs: &Xattrs) -> Vec<u8> {
     let mut out = vec![0; XATTR_HEADER];
     for (name, value) in xattrs {
         let Some((index, rest)) = xattr_index(name) else { continue };
-        let (Ok(name_len), Ok(value_len)) = (u8::try_from(rest.len()), u16::try_from(value.len())) else { continue };
+        let (Ok(name_len), Ok(value_len)) = (u8::try_from(rest.len()), u16::try_from(value.len())) else {
+            continue;
+        };
         out.push(name_len);
         out.push(index);
         out.extend_from_slice(&value_len.to_le_bytes());

@@ -34,13 +34,20 @@ impl<'f> DataWriter<'f> {
     pub(crate) fn reserve(&mut self, size: u64) -> Option<Extent> {
         let count = size.div_ceil(BLOCK_SIZE);
         let end = u64::from(self.next).checked_add(count).filter(|&end| end <= self.limit_blocks)?;
-        let extent = Extent { block: if count == 0 { 0 } else { self.next }, count: u32::try_from(count).ok()? };
+        let extent =
+            Extent { block: if count == 0 { 0 } else { self.next }, count: u32::try_from(count).ok()? };
         self.next = u32::try_from(end).ok()?;
         Some(extent)
     }
 
     /// Copies `len` bytes to `offset` in the extent. Blocks of zeros become holes.
-    pub(crate) fn copy(&mut self, from: &mut impl Read, extent: Extent, offset: u64, len: u64) -> io::Result<()> {
+    pub(crate) fn copy(
+        &mut self,
+        from: &mut impl Read,
+        extent: Extent,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<()> {
         let mut at = u64::from(extent.block) * BLOCK_SIZE + offset;
         let mut left = len;
         while left > 0 {
@@ -139,7 +146,11 @@ pub(crate) fn finish(writer: &DataWriter<'_>, tree: &Tree, uuid: [u8; 16]) -> io
         output.seek_to(place.offset)?;
         output.write_all(&raw.to_bytes())?;
         output.write_all(&xattrs)?;
-        let whole = if place.layout == Layout::Inline { contents.len() / BLOCK_SIZE as usize * BLOCK_SIZE as usize } else { contents.len() };
+        let whole = if place.layout == Layout::Inline {
+            contents.len() / BLOCK_SIZE as usize * BLOCK_SIZE as usize
+        } else {
+            contents.len()
+        };
         writer.file.write_all_at(&contents[..whole], u64::from(place.block) * BLOCK_SIZE)?;
         output.write_all(&contents[whole..])?;
     }
@@ -147,7 +158,8 @@ pub(crate) fn finish(writer: &DataWriter<'_>, tree: &Tree, uuid: [u8; 16]) -> io
     let too_many = |_| io::Error::new(io::ErrorKind::FileTooLarge, "more blocks than EROFS can number");
     let root_nid = places[ROOT as usize].map_or(0, |place| place.nid());
     let root_nid = u16::try_from(root_nid).map_err(too_many)?;
-    let sb = super_block(root_nid, order.len() as u64, u32::try_from(blocks).map_err(too_many)?, meta_block, uuid);
+    let sb =
+        super_block(root_nid, order.len() as u64, u32::try_from(blocks).map_err(too_many)?, meta_block, uuid);
     writer.file.write_all_at(&sb[SUPER_OFFSET as usize..], SUPER_OFFSET)?;
     Ok(blocks * BLOCK_SIZE)
 }

@@ -44,7 +44,9 @@ struct Source {
 impl Read for Source {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read(buffer).map_err(|error| match error.raw_os_error() {
-            Some(number) if error.kind() != io::ErrorKind::Interrupted => io::Error::other(StreamError::File(number)),
+            Some(number) if error.kind() != io::ErrorKind::Interrupted => {
+                io::Error::other(StreamError::File(number))
+            }
             _ => error,
         })?;
         self.taken.set(self.taken.get() + count as u64);

@@ -40,19 +40,27 @@ pub(crate) enum BuildError {
 /// Lays the layers, lowest first, out in `disk`, an empty file. Returns its size in bytes.
 ///
 /// The result depends on the layers alone. `cancelled` is looked at often.
-pub(crate) fn build(layers: &[Layer], disk: &File, limits: &Limits, cancelled: &AtomicBool) -> Result<u64, BuildError> {
+pub(crate) fn build(
+    layers: &[Layer],
+    disk: &File,
+    limits: &Limits,
+    cancelled: &AtomicBool,
+) -> Result<u64, BuildError> {
     let mut tree = Tree::new();
     let mut writer = DataWriter::new(disk, limits.disk_bytes);
     for (index, layer) in layers.iter().enumerate() {
         let label = format!("layer {} of {} ({})", index + 1, layers.len(), layer.digest);
-        let file = File::open(&layer.path).map_err(|error| BuildError::Io(format!("cannot open {}", layer.path), error))?;
-        Merge { label: &label, limits, tree: &mut tree, writer: &mut writer, cancelled }.layer(file, layer)?;
+        let file = File::open(&layer.path)
+            .map_err(|error| BuildError::Io(format!("cannot open {}", layer.path), error))?;
+        Merge { label: &label, limits, tree: &mut tree, writer: &mut writer, cancelled }
+            .layer(file, layer)?;
         tree.next_layer();
     }
     if cancelled.load(Ordering::Relaxed) {
         return Err(BuildError::Cancelled);
     }
-    erofs::finish(&writer, &tree, uuid(layers)).map_err(|error| BuildError::Io("cannot write the root disk".into(), error))
+    erofs::finish(&writer, &tree, uuid(layers))
+        .map_err(|error| BuildError::Io("cannot write the root disk".into(), error))
 }
 
 /// The disk's UUID, from what is in it (RFC 9562, version 8).
@@ -76,7 +84,8 @@ struct Merge<'a, 'f> {
 
 impl Merge<'_, '_> {
     fn layer(&mut self, file: File, layer: &Layer) -> Result<(), BuildError> {
-        let stream = Checked::new(file, self.limits, self.cancelled).map_err(|error| self.stream_error(error))?;
+        let stream =
+            Checked::new(file, self.limits, self.cancelled).map_err(|error| self.stream_error(error))?;
         let mut tar = TarReader::new(stream, self.limits);
         loop {
             match tar.next_entry() {
@@ -84,7 +93,10 @@ impl Merge<'_, '_> {
                 Ok(None) => break,
                 Err(TarError::Io(error)) => return Err(self.stream_error(error)),
                 Err(TarError::Malformed(path, problem)) if path.is_empty() => {
-                    return Err(BuildError::Invalid(InvalidImage::Layer { layer: self.label.into(), problem }));
+                    return Err(BuildError::Invalid(InvalidImage::Layer {
+                        layer: self.label.into(),
+                        problem,
+                    }));
                 }
                 Err(TarError::Malformed(path, problem)) => return Err(self.refuse(&path, problem)),
             }
@@ -118,7 +130,11 @@ impl Merge<'_, '_> {
         Ok(())
     }
 
-    fn copy_data<R: Skip>(&mut self, tar: &mut TarReader<'_, R>, entry: &Entry) -> Result<Extent, BuildError> {
+    fn copy_data<R: Skip>(
+        &mut self,
+        tar: &mut TarReader<'_, R>,
+        entry: &Entry,
+    ) -> Result<Extent, BuildError> {
         let extent = self
             .writer
             .reserve(entry.size)
@@ -140,13 +156,20 @@ impl Merge<'_, '_> {
             Some(StreamError::Limit(limit, what)) => {
                 BuildError::Invalid(InvalidImage::Limit { at: layer, limit: *limit, what })
             }
-            Some(StreamError::File(raw)) => {
-                BuildError::Io(format!("cannot read {layer} from the store"), io::Error::from_raw_os_error(*raw))
-            }
+            Some(StreamError::File(raw)) => BuildError::Io(
+                format!("cannot read {layer} from the store"),
+                io::Error::from_raw_os_error(*raw),
+            ),
             None if error.kind() == io::ErrorKind::UnexpectedEof => {
-                BuildError::Invalid(InvalidImage::Layer { layer, problem: "it ends in the middle of an entry".into() })
+                BuildError::Invalid(InvalidImage::Layer {
+                    layer,
+                    problem: "it ends in the middle of an entry".into(),
+                })
             }
-            None => BuildError::Invalid(InvalidImage::Layer { layer, problem: format!("cannot be decompressed: {error}") }),
+            None => BuildError::Invalid(InvalidImage::Layer {
+                layer,
+                problem: format!("cannot be decompressed: {error}"),
+            }),
         }
     }
 
@@ -157,7 +180,11 @@ impl Merge<'_, '_> {
 
     fn limit(&self, path: &[u8], limit: u64, what: &'static str) -> BuildError {
         let shown: String = String::from_utf8_lossy(path).chars().take(200).collect();
-        BuildError::Invalid(InvalidImage::Limit { at: format!("{}: entry \"{shown}\"", self.label), limit, what })
+        BuildError::Invalid(InvalidImage::Limit {
+            at: format!("{}: entry \"{shown}\"", self.label),
+            limit,
+            what,
+        })
     }
 }
 

@@ -111,7 +111,8 @@ impl<'l, R: Skip> TarReader<'l, R> {
                 b'K' => long_link = Some(until_nul(self.read_extension(size, "GNU long link")?)),
                 b'x' | b'X' => {
                     let body = self.read_extension(size, "PAX header")?;
-                    pax = parse_pax(&body).map_err(|problem| malformed(&body[..body.len().min(64)], problem))?;
+                    pax = parse_pax(&body)
+                        .map_err(|problem| malformed(&body[..body.len().min(64)], problem))?;
                 }
                 // Go hands global headers out and applies none of them; so does containerd.
                 b'g' => drop(self.read_extension(size, "global PAX header")?),
@@ -190,13 +191,15 @@ impl<'l, R: Skip> TarReader<'l, R> {
         long_link: Option<Vec<u8>>,
         pax: &Records,
     ) -> Result<Entry, TarError> {
-        let mut path = last(pax, b"path").map_or_else(|| long_path.unwrap_or_else(|| header_path(header)), <[u8]>::to_vec);
-        let link = last(pax, b"linkpath")
-            .map_or_else(|| long_link.unwrap_or_else(|| until_nul(header[157..257].to_vec())), <[u8]>::to_vec);
+        let mut path = last(pax, b"path")
+            .map_or_else(|| long_path.unwrap_or_else(|| header_path(header)), <[u8]>::to_vec);
+        let link = last(pax, b"linkpath").map_or_else(
+            || long_link.unwrap_or_else(|| until_nul(header[157..257].to_vec())),
+            <[u8]>::to_vec,
+        );
         let bad = |path: &[u8], field: &str| malformed(path, format!("the {field} is not a valid number"));
-        let kind = kind_of(flag, &path).ok_or_else(|| {
-            malformed(&path, format!("its type {:?} is not supported", char::from(flag)))
-        })?;
+        let kind = kind_of(flag, &path)
+            .ok_or_else(|| malformed(&path, format!("its type {:?} is not supported", char::from(flag))))?;
         let field = |name: &str, key: &[u8], range: std::ops::Range<usize>| {
             last(pax, key).map_or_else(|| number(&header[range]), decimal).ok_or_else(|| bad(&path, name))
         };
@@ -205,11 +208,20 @@ impl<'l, R: Skip> TarReader<'l, R> {
         let mode = number(&header[100..108]).ok_or_else(|| bad(&path, "mode"))?;
         let mtime = match last(pax, b"mtime") {
             Some(text) => pax_time(text).ok_or_else(|| bad(&path, "mtime"))?,
-            None => (number(&header[136..148]).and_then(|n| i64::try_from(n).ok()).ok_or_else(|| bad(&path, "mtime"))?, 0),
+            None => (
+                number(&header[136..148])
+                    .and_then(|n| i64::try_from(n).ok())
+                    .ok_or_else(|| bad(&path, "mtime"))?,
+                0,
+            ),
         };
         let device = if matches!(kind, EntryKind::CharDevice | EntryKind::BlockDevice) {
-            let part = |range: std::ops::Range<usize>| number(&header[range]).and_then(|n| u32::try_from(n).ok());
-            (part(329..337).ok_or_else(|| bad(&path, "device"))?, part(337..345).ok_or_else(|| bad(&path, "device"))?)
+            let part =
+                |range: std::ops::Range<usize>| number(&header[range]).and_then(|n| u32::try_from(n).ok());
+            (
+                part(329..337).ok_or_else(|| bad(&path, "device"))?,
+                part(337..345).ok_or_else(|| bad(&path, "device"))?,
+            )
         } else {
             (0, 0)
         };
@@ -282,10 +294,17 @@ impl<'l, R: Skip> TarReader<'l, R> {
         }
         let numbers: Vec<u64> = if let Some(map) = last(pax, b"GNU.sparse.map") {
             let parse = |n: &[u8]| decimal(n).and_then(|n| u64::try_from(n).ok());
-            map.split(|&b| b == b',').filter(|n| !n.is_empty()).map(parse).collect::<Option<_>>().ok_or_else(bad)?
+            map.split(|&b| b == b',')
+                .filter(|n| !n.is_empty())
+                .map(parse)
+                .collect::<Option<_>>()
+                .ok_or_else(bad)?
         } else {
             let wanted = pax.iter().filter(|(k, _)| k == b"GNU.sparse.offset" || k == b"GNU.sparse.numbytes");
-            wanted.map(|(_, v)| decimal(v).and_then(|n| u64::try_from(n).ok())).collect::<Option<_>>().ok_or_else(bad)?
+            wanted
+                .map(|(_, v)| decimal(v).and_then(|n| u64::try_from(n).ok()))
+                .collect::<Option<_>>()
+                .ok_or_else(bad)?
         };
         if numbers.len() % 2 != 0 || numbers.len() / 2 > MAX_FRAGMENTS {
             return Err(bad());
@@ -334,14 +353,21 @@ impl<'l, R: Skip> TarReader<'l, R> {
                 match byte {
                     b'0'..=b'9' => {
                         let digit = u64::from(byte - b'0');
-                        current = Some(current.unwrap_or(0).checked_mul(10).and_then(|n| n.checked_add(digit)).ok_or_else(bad)?);
+                        current = Some(
+                            current
+                                .unwrap_or(0)
+                                .checked_mul(10)
+                                .and_then(|n| n.checked_add(digit))
+                                .ok_or_else(bad)?,
+                        );
                     }
                     b'\n' if numbers.len() < wanted => numbers.push(current.take().ok_or_else(bad)?),
                     _ if numbers.len() >= wanted => break,
                     _ => return Err(bad()),
                 }
                 if numbers.len() == 1 {
-                    let fragments = usize::try_from(numbers[0]).ok().filter(|&n| n <= MAX_FRAGMENTS).ok_or_else(bad)?;
+                    let fragments =
+                        usize::try_from(numbers[0]).ok().filter(|&n| n <= MAX_FRAGMENTS).ok_or_else(bad)?;
                     wanted = 1 + 2 * fragments;
                 }
             }
@@ -478,7 +504,8 @@ fn parse_pax(mut body: &[u8]) -> Result<Records, String> {
     while !body.is_empty() {
         let bad = || "its PAX header is not valid".to_owned();
         let space = body.iter().take(20).position(|&b| b == b' ').ok_or_else(bad)?;
-        let length = std::str::from_utf8(&body[..space]).ok().and_then(|t| t.parse::<usize>().ok()).ok_or_else(bad)?;
+        let length =
+            std::str::from_utf8(&body[..space]).ok().and_then(|t| t.parse::<usize>().ok()).ok_or_else(bad)?;
         if length <= space + 1 || length > body.len() || body[length - 1] != b'\n' {
             return Err(bad());
         }

@@ -43,8 +43,15 @@ pub(crate) struct Extent {
 /// What an inode is.
 #[derive(Debug)]
 pub(crate) enum Kind {
-    Directory { entries: BTreeMap<Box<[u8]>, Dirent>, parent: InodeId, depth: u32 },
-    File { size: u64, data: Extent },
+    Directory {
+        entries: BTreeMap<Box<[u8]>, Dirent>,
+        parent: InodeId,
+        depth: u32,
+    },
+    File {
+        size: u64,
+        data: Extent,
+    },
     Symlink(Box<[u8]>),
     CharDevice(u32, u32),
     BlockDevice(u32, u32),
@@ -196,7 +203,13 @@ impl Tree {
         }
     }
 
-    fn apply_hardlink(&mut self, parent: InodeId, name: &[u8], link: &[u8], limits: &Limits) -> Result<(), Refusal> {
+    fn apply_hardlink(
+        &mut self,
+        parent: InodeId,
+        name: &[u8],
+        link: &[u8],
+        limits: &Limits,
+    ) -> Result<(), Refusal> {
         let shown = String::from_utf8_lossy(link).into_owned();
         let target = clean(link, limits)?;
         let Some((&target_name, target_parents)) = target.split_last() else {
@@ -204,7 +217,9 @@ impl Tree {
         };
         let found = self.find(target_parents, limits)?.and_then(|dir| self.child(dir, target_name));
         let Some(inode) = found else {
-            return bad(format!("a hard link to \"{shown}\", which is not in this layer above it nor in a lower one"));
+            return bad(format!(
+                "a hard link to \"{shown}\", which is not in this layer above it nor in a lower one"
+            ));
         };
         if matches!(self.inodes[inode as usize].kind, Kind::Directory { .. }) {
             return bad(format!("a hard link to \"{shown}\", which is a directory"));
@@ -217,7 +232,13 @@ impl Tree {
         Ok(())
     }
 
-    fn apply_directory(&mut self, parent: InodeId, name: &[u8], entry: Entry, limits: &Limits) -> Result<(), Refusal> {
+    fn apply_directory(
+        &mut self,
+        parent: InodeId,
+        name: &[u8],
+        entry: Entry,
+        limits: &Limits,
+    ) -> Result<(), Refusal> {
         if let Some(inode) = self.child(parent, name)
             && matches!(self.inodes[inode as usize].kind, Kind::Directory { .. })
         {
@@ -435,7 +456,9 @@ fn leaf(entry: Entry, data: Extent) -> Result<(Kind, Attributes), Refusal> {
         EntryKind::File => Kind::File { size: entry.size, data },
         EntryKind::Symlink => {
             if entry.link.is_empty() || entry.link.len() > 4095 || entry.link.contains(&0) {
-                return bad("a symbolic link whose target is empty, longer than 4095 bytes or has a NUL in it");
+                return bad(
+                    "a symbolic link whose target is empty, longer than 4095 bytes or has a NUL in it",
+                );
             }
             Kind::Symlink(entry.link.as_slice().into())
         }

@@ -7,7 +7,11 @@ use std::collections::BTreeMap;
 pub(super) enum Challenge {
     Basic,
     /// A token from this address (distribution specification, token authentication).
-    Bearer { realm: String, service: Option<String>, scope: Option<String> },
+    Bearer {
+        realm: String,
+        service: Option<String>,
+        scope: Option<String>,
+    },
 }
 
 /// The first challenge in the headers that we can answer; Bearer before Basic.

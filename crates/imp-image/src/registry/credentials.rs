@@ -14,11 +14,18 @@ use std::fmt;
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Credentials {
     Anonymous,
-    Basic { user: String, password: String },
+    Basic {
+        user: String,
+        password: String,
+    },
     /// An OAuth2 refresh token ("identitytoken"), as cloud registries hand them out.
-    Identity { token: String },
+    Identity {
+        token: String,
+    },
     /// A token to be sent as it is ("registrytoken").
-    Bearer { token: String },
+    Bearer {
+        token: String,
+    },
 }
 
 impl fmt::Debug for Credentials {
@@ -214,13 +221,14 @@ mod tests {
             "r.example.com/a": {"username": "short", "password": "p"},
             "r.example.com/a/b": {"username": "long", "password": "p"},
         }});
-        let users: Vec<String> = for_repository(&[document.to_string().into_bytes()], "r.example.com", "a/b/c")
-            .into_iter()
-            .map(|c| match c {
-                Credentials::Basic { user, .. } => user,
-                other => format!("{other:?}"),
-            })
-            .collect();
+        let users: Vec<String> =
+            for_repository(&[document.to_string().into_bytes()], "r.example.com", "a/b/c")
+                .into_iter()
+                .map(|c| match c {
+                    Credentials::Basic { user, .. } => user,
+                    other => format!("{other:?}"),
+                })
+                .collect();
         assert_eq!(users, ["long", "short", "host", "glob"]);
     }
 

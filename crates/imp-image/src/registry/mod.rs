@@ -57,8 +57,9 @@ impl RegistryClient {
         }
         let mut certificates = Vec::new();
         for pem in &options.extra_ca_pem {
-            let bundle = reqwest::Certificate::from_pem_bundle(pem)
-                .map_err(|error| failed(format!("a configured CA certificate cannot be read: {}", chain(&error))))?;
+            let bundle = reqwest::Certificate::from_pem_bundle(pem).map_err(|error| {
+                failed(format!("a configured CA certificate cannot be read: {}", chain(&error)))
+            })?;
             certificates.extend(bundle);
         }
         let client = Client::builder()
@@ -78,7 +79,8 @@ impl RegistryClient {
             "docker.io" => "registry-1.docker.io",
             other => other,
         };
-        let mut credentials = credentials::for_repository(documents, reference.registry(), reference.repository());
+        let mut credentials =
+            credentials::for_repository(documents, reference.registry(), reference.repository());
         if credentials.is_empty() {
             credentials.push(Credentials::Anonymous);
         }
@@ -96,7 +98,8 @@ impl RegistryClient {
 
     fn plain_http(&self, host: &str) -> bool {
         let name = host.rsplit_once(':').map_or(host, |(name, _)| name).trim_matches(['[', ']']);
-        let loopback = name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+        let loopback =
+            name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
         loopback || self.plain_http_hosts.iter().any(|allowed| allowed == host || allowed == name)
     }
 }
@@ -162,12 +165,18 @@ impl FetchError {
 
 impl Repository {
     /// Fetches a manifest by tag or digest: its bytes, verified if a digest was asked for, and their digest.
-    pub(crate) async fn manifest(&self, reference: &str, limits: &Limits) -> Result<(Bytes, Digest), FetchError> {
+    pub(crate) async fn manifest(
+        &self,
+        reference: &str,
+        limits: &Limits,
+    ) -> Result<(Bytes, Digest), FetchError> {
         let url = format!("{}/manifests/{reference}", self.base);
         let response = self.get(&url, None, true).await?;
-        let announced = response.headers().get("docker-content-digest").and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let announced =
+            response.headers().get("docker-content-digest").and_then(|v| v.to_str().ok()).map(str::to_owned);
         let limit = limits.manifest_bytes;
-        let body = bounded_body(response, limit).await.map_err(|problem| self.body_problem(&url, problem, limit))?;
+        let body =
+            bounded_body(response, limit).await.map_err(|problem| self.body_problem(&url, problem, limit))?;
         let digest = Digest::of(&body);
         let asked = reference.starts_with("sha256:").then(|| reference.to_owned());
         for expected in asked.into_iter().chain(announced.filter(|d| d.starts_with("sha256:"))) {
@@ -188,7 +197,11 @@ impl Repository {
     ) -> Result<(u64, BoxStream<'static, Result<Bytes, String>>), FetchError> {
         let url = format!("{}/blobs/{}", self.base, blob.digest);
         let response = self.get(&url, Some(offset).filter(|&o| o > 0), false).await?;
-        let start = if response.status() == StatusCode::PARTIAL_CONTENT { range_start(&response).unwrap_or(0) } else { 0 };
+        let start = if response.status() == StatusCode::PARTIAL_CONTENT {
+            range_start(&response).unwrap_or(0)
+        } else {
+            0
+        };
         let host = self.host.clone();
         let stream = response.bytes_stream().map_err(move |error| format!("{host}: {}", chain(&error)));
         Ok((start, stream.boxed()))
@@ -232,7 +245,8 @@ impl Repository {
     ) -> Result<Response, FetchError> {
         let mut request = self.registry.client.get(url);
         if manifest {
-            request = request.header(ACCEPT, [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST].join(", "));
+            request =
+                request.header(ACCEPT, [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST].join(", "));
         }
         if let Some(offset) = offset {
             request = request.header(RANGE, format!("bytes={offset}-"));
@@ -321,17 +335,24 @@ impl Repository {
     ) -> Result<String, FetchError> {
         let scope = scope.map_or_else(|| format!("repository:{}:pull", self.repository), str::to_owned);
         let refuse = |detail: String| -> FetchError { self.unauthorized(&detail).into() };
-        let mut url = Url::parse(realm).map_err(|error| refuse(format!("its token server \"{realm}\" is no URL: {error}")))?;
-        let realm_host = url.host_str().map(|host| url.port().map_or(host.to_owned(), |port| format!("{host}:{port}")));
-        let plain_allowed = self.base.starts_with("http:") && realm_host.is_some_and(|host| self.registry.plain_http(&host));
+        let mut url = Url::parse(realm)
+            .map_err(|error| refuse(format!("its token server \"{realm}\" is no URL: {error}")))?;
+        let realm_host =
+            url.host_str().map(|host| url.port().map_or(host.to_owned(), |port| format!("{host}:{port}")));
+        let plain_allowed =
+            self.base.starts_with("http:") && realm_host.is_some_and(|host| self.registry.plain_http(&host));
         if url.scheme() != "https" && !plain_allowed {
-            return Err(refuse(format!("its token server {realm} does not use HTTPS; credentials are not sent there")));
+            return Err(refuse(format!(
+                "its token server {realm} does not use HTTPS; credentials are not sent there"
+            )));
         }
         let mut query: Vec<(&str, &str)> = vec![("scope", &scope)];
         query.extend(service.map(|service| ("service", service)));
         let request = if let Credentials::Identity { token } = credentials {
             query.extend([("grant_type", "refresh_token"), ("client_id", "imp"), ("refresh_token", token)]);
-            let body = Url::parse_with_params("http://form.invalid/", &query).ok().and_then(|u| u.query().map(str::to_owned));
+            let body = Url::parse_with_params("http://form.invalid/", &query)
+                .ok()
+                .and_then(|u| u.query().map(str::to_owned));
             self.registry
                 .client
                 .post(url.clone())
@@ -347,22 +368,36 @@ impl Repository {
             }
             request
         };
-        let passing = |error: &reqwest::Error| FetchError::Passing(format!("token server {realm}: {}", chain(error)));
+        let passing =
+            |error: &reqwest::Error| FetchError::Passing(format!("token server {realm}: {}", chain(error)));
         let response = request.send().await.map_err(|error| passing(&error.without_url()))?;
         let status = response.status();
         if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
-            return Err(FetchError::Passing(format!("token server {realm}: {status}{}", error_text(response).await)));
+            return Err(FetchError::Passing(format!(
+                "token server {realm}: {status}{}",
+                error_text(response).await
+            )));
         }
         if !status.is_success() {
-            return Err(refuse(format!("its token server {realm} says {status}{}", error_text(response).await)));
+            return Err(refuse(format!(
+                "its token server {realm} says {status}{}",
+                error_text(response).await
+            )));
         }
         let body = bounded_body(response, MAX_TOKEN_ANSWER).await.map_err(|problem| match problem {
-            BodyProblem::TooLarge => refuse(format!("its token server {realm} answers more than {MAX_TOKEN_ANSWER} bytes")),
-            BodyProblem::Transport(problem) => FetchError::Passing(format!("token server {realm}: {problem}")),
+            BodyProblem::TooLarge => {
+                refuse(format!("its token server {realm} answers more than {MAX_TOKEN_ANSWER} bytes"))
+            }
+            BodyProblem::Transport(problem) => {
+                FetchError::Passing(format!("token server {realm}: {problem}"))
+            }
         })?;
-        let answer: TokenAnswer =
-            serde_json::from_slice(&body).map_err(|_| refuse(format!("its token server {realm} does not answer with a token")))?;
-        answer.token.or(answer.access_token).ok_or_else(|| refuse(format!("its token server {realm} gave no token")))
+        let answer: TokenAnswer = serde_json::from_slice(&body)
+            .map_err(|_| refuse(format!("its token server {realm} does not answer with a token")))?;
+        answer
+            .token
+            .or(answer.access_token)
+            .ok_or_else(|| refuse(format!("its token server {realm} gave no token")))
     }
 
     fn unauthorized(&self, detail: &str) -> ImageError {

@@ -76,13 +76,18 @@ impl Inner {
         let download = Download { image: &image, what: &what, repository: &repository, blob: &blob };
         let complete = download.run(&sink, &progress).await;
         // A full disk ends the download too, and is the better reason.
-        let stored = sink.finish().await.map_err(ImageError::io(format!("cannot store {what} of {image} in {path}")));
+        let stored =
+            sink.finish().await.map_err(ImageError::io(format!("cannot store {what} of {image} in {path}")));
         let (file, hasher) = stored?;
         complete?;
         let actual = hasher.finish();
         if actual != blob.digest {
             let what = format!("the digest of {what}");
-            let source = InvalidImage::Mismatch { what, expected: blob.digest.to_string(), actual: actual.to_string() };
+            let source = InvalidImage::Mismatch {
+                what,
+                expected: blob.digest.to_string(),
+                actual: actual.to_string(),
+            };
             return Err(ImageError::invalid(image, source));
         }
         let inner = Arc::clone(&self);
@@ -91,7 +96,13 @@ impl Inner {
     }
 
     /// Copies a blob from a file. Blocking.
-    pub(super) fn import_blob(&self, image: &str, what: &str, mut from: impl Read, blob: &Blob) -> Result<(), ImageError> {
+    pub(super) fn import_blob(
+        &self,
+        image: &str,
+        what: &str,
+        mut from: impl Read,
+        blob: &Blob,
+    ) -> Result<(), ImageError> {
         let path = self.files.blob(&blob.digest);
         let doing = || format!("cannot store {what} of {image} in {path}");
         let mut file = self.files.temporary()?;
@@ -99,7 +110,8 @@ impl Inner {
         let mut buffer = vec![0; 1 << 20];
         let mut size = 0;
         loop {
-            let count = from.read(&mut buffer).map_err(ImageError::io(format!("cannot read {what} of {image}")))?;
+            let count =
+                from.read(&mut buffer).map_err(ImageError::io(format!("cannot read {what} of {image}")))?;
             if count == 0 {
                 break;
             }
@@ -148,7 +160,8 @@ impl Download<'_> {
                 barren += 1;
             }
             if barren >= MAX_BARREN_TRIES || tries >= MAX_TRIES {
-                let detail = format!("{} broke off after {offset} of {} bytes: {problem}", self.what, self.blob.size);
+                let detail =
+                    format!("{} broke off after {offset} of {} bytes: {problem}", self.what, self.blob.size);
                 return Err(ImageError::Failed { image: self.image.to_owned(), detail });
             }
             tracing::info!(image = self.image, blob = %self.blob.digest, offset, problem, "resuming a download");
@@ -158,14 +171,21 @@ impl Download<'_> {
     }
 
     /// One connection's worth of bytes.
-    async fn once(&self, sink: &Sink, progress: &watch::Sender<Progress>, offset: &mut u64) -> Result<(), FetchError> {
+    async fn once(
+        &self,
+        sink: &Sink,
+        progress: &watch::Sender<Progress>,
+        offset: &mut u64,
+    ) -> Result<(), FetchError> {
         if *offset == self.blob.size {
             return Ok(());
         }
         let (start, mut stream) = self.repository.blob(self.blob, *offset).await?;
         // A registry without ranges begins at the beginning; what we have is passed over.
         let mut skip = offset.checked_sub(start).ok_or_else(|| {
-            FetchError::Passing(format!("the registry answers from byte {start} where {offset} was asked for"))
+            FetchError::Passing(format!(
+                "the registry answers from byte {start} where {offset} was asked for"
+            ))
         })?;
         while let Some(chunk) = stream.next().await {
             let mut chunk = chunk.map_err(FetchError::Passing)?;

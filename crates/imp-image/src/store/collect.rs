@@ -84,7 +84,8 @@ impl Inner {
             let (Some(digest), Ok(metadata)) = (digest, fs::metadata(&path)) else { continue };
             let text = digest.to_string();
             // The key ends in the architecture.
-            let names = references.iter().filter(|(_, d)| **d == text).filter_map(|(key, _)| key.rsplit_once(' '));
+            let names =
+                references.iter().filter(|(_, d)| **d == text).filter_map(|(key, _)| key.rsplit_once(' '));
             images.push(StoredImage {
                 references: names.map(|(name, _)| name.to_owned()).collect(),
                 digest: text,
@@ -141,7 +142,11 @@ impl Inner {
     }
 
     /// Removes blobs that no image needs. With a time also the layers that are older: they are in a disk.
-    fn collect_blobs(&self, layers_before: Option<SystemTime>, report: &mut Collected) -> Result<(), ImageError> {
+    fn collect_blobs(
+        &self,
+        layers_before: Option<SystemTime>,
+        report: &mut Collected,
+    ) -> Result<(), ImageError> {
         // Whoever pulls counts on the blobs that are here; the next collection gets what this one leaves.
         let Some(_collecting) = self.files.collecting()? else { return Ok(()) };
         let (mut needed, mut layers) = (HashSet::new(), HashSet::new());
@@ -154,7 +159,8 @@ impl Inner {
         for path in entries(&self.files.blobs())? {
             let digest = path.file_name().and_then(|hex| format!("sha256:{hex}").parse::<Digest>().ok());
             let keep = digest.is_some_and(|digest| {
-                let recent = layers_before.is_none_or(|before| modified(&path).is_some_and(|time| time > before));
+                let recent =
+                    layers_before.is_none_or(|before| modified(&path).is_some_and(|time| time > before));
                 needed.contains(&digest) || (layers.contains(&digest) && recent)
             });
             if keep {

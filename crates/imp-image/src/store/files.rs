@@ -43,9 +43,11 @@ impl Files {
     /// Makes the directories and removes what an earlier process left half-done, unless another one is using the store.
     pub(super) fn open(root: &Utf8Path) -> Result<Self, ImageError> {
         // A VMM, which is another user, opens a disk whose digest it is told; nobody else needs to see anything.
-        for (directory, mode) in [("blobs", 0o700), ("blobs/sha256", 0o700), ("disks", 0o711), ("tmp", 0o700)] {
+        for (directory, mode) in [("blobs", 0o700), ("blobs/sha256", 0o700), ("disks", 0o711), ("tmp", 0o700)]
+        {
             let path = root.join(directory);
-            let made = fs::create_dir_all(&path).and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(mode)));
+            let made = fs::create_dir_all(&path)
+                .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(mode)));
             made.map_err(ImageError::io(format!("cannot make the image store's directory {path}")))?;
         }
         let path = root.join("lock");
@@ -110,7 +112,9 @@ impl Files {
         if changed {
             let mut file = self.temporary()?;
             let bytes = serde_json::to_vec_pretty(&index).map_err(io::Error::other);
-            bytes.and_then(|bytes| file.write_all(&bytes)).map_err(ImageError::io(format!("cannot write {path}")))?;
+            bytes
+                .and_then(|bytes| file.write_all(&bytes))
+                .map_err(ImageError::io(format!("cannot write {path}")))?;
             self.keep(file, &path)?;
         }
         Ok(result)
@@ -140,13 +144,16 @@ impl Files {
         };
         lock(&file, FlockOperation::LockShared, &path)?;
         // It may have been removed between the two.
-        let links = rustix::fs::fstat(&file).map_err(|e| ImageError::io(format!("cannot look at {path}"))(e.into()))?.st_nlink;
+        let links = rustix::fs::fstat(&file)
+            .map_err(|e| ImageError::io(format!("cannot look at {path}"))(e.into()))?
+            .st_nlink;
         Ok((links > 0).then_some(file))
     }
 
     /// Whether somebody holds a disk.
     pub(super) fn is_held(&self, path: &Utf8Path) -> bool {
-        File::open(path).is_ok_and(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
+        File::open(path)
+            .is_ok_and(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
     }
 
     /// Removes a disk that nobody holds; returns whether it did, and the bytes that it took.

@@ -142,7 +142,11 @@ impl ImageStore {
     ///
     /// # Errors
     /// See [`ImageError`]; [`ImageError::retryable`] tells whether to ask again.
-    pub async fn ensure(&self, request: &EnsureRequest, progress: watch::Sender<Progress>) -> Result<RootDisk, ImageError> {
+    pub async fn ensure(
+        &self,
+        request: &EnsureRequest,
+        progress: watch::Sender<Progress>,
+    ) -> Result<RootDisk, ImageError> {
         let in_registry = matches!(request.source, ImageSource::Registry(_));
         let key = format!("{} {}", request.source, request.architecture);
         if in_registry && request.policy != PullPolicy::Always {
@@ -198,8 +202,12 @@ impl Inner {
 
     /// Manifest and configuration from the store; none if they are not there or damaged, so that they are fetched again.
     fn documents(&self, digest: &Digest) -> Option<(Manifest, ImageConfiguration)> {
-        let read = |digest: &Digest| std::fs::read(self.files.blob(digest)).ok().filter(|bytes| Digest::of(bytes) == *digest);
-        let Ok(Document::Manifest(manifest)) = manifest::parse(&read(digest)?, &self.limits) else { return None };
+        let read = |digest: &Digest| {
+            std::fs::read(self.files.blob(digest)).ok().filter(|bytes| Digest::of(bytes) == *digest)
+        };
+        let Ok(Document::Manifest(manifest)) = manifest::parse(&read(digest)?, &self.limits) else {
+            return None;
+        };
         let config = read(&manifest.config.digest)?;
         let (config, _) = manifest::parse_config(&config, manifest.layers.len(), None).ok()?;
         Some((manifest, config))

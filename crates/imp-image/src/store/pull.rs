@@ -107,7 +107,12 @@ impl Inner {
         Ok((Origin::Registry(repository), start))
     }
 
-    async fn registry_manifest(&self, repository: &Repository, image: &str, wanted: &str) -> Result<Bytes, ImageError> {
+    async fn registry_manifest(
+        &self,
+        repository: &Repository,
+        image: &str,
+        wanted: &str,
+    ) -> Result<Bytes, ImageError> {
         let mut pause = MANIFEST_PAUSE;
         let mut tries = 0;
         loop {
@@ -141,7 +146,11 @@ impl Inner {
             visited += 1;
             if depth > self.limits.index_depth || visited > 64 {
                 let limit = u64::from(self.limits.index_depth);
-                return Err(invalid(InvalidImage::Limit { at: "index".into(), limit, what: "indexes in one another" }));
+                return Err(invalid(InvalidImage::Limit {
+                    at: "index".into(),
+                    limit,
+                    what: "indexes in one another",
+                }));
             }
             let bytes = match &descriptor {
                 None => start.clone(),
@@ -156,7 +165,10 @@ impl Inner {
                 Document::Manifest(manifest) => {
                     // Without a platform in the index only the configuration tells.
                     let says_platform = descriptor.as_ref().is_some_and(|d| d.platform.is_some());
-                    if !says_platform && !todo.is_empty() && !self.fits(image, origin, &manifest, architecture).await? {
+                    if !says_platform
+                        && !todo.is_empty()
+                        && !self.fits(image, origin, &manifest, architecture).await?
+                    {
                         continue;
                     }
                     let (digest, architecture) = (Digest::of(&bytes), architecture.to_owned());
@@ -168,10 +180,17 @@ impl Inner {
         Err(ImageError::NotFound { image: image.to_owned(), detail })
     }
 
-    async fn document(self: &Arc<Self>, image: &str, origin: &Origin, descriptor: &RawDescriptor) -> Result<Bytes, ImageError> {
+    async fn document(
+        self: &Arc<Self>,
+        image: &str,
+        origin: &Origin,
+        descriptor: &RawDescriptor,
+    ) -> Result<Bytes, ImageError> {
         let blob = descriptor.blob("index").map_err(|source| ImageError::invalid(image, source))?;
         match origin {
-            Origin::Registry(repository) => self.registry_manifest(repository, image, &blob.digest.to_string()).await,
+            Origin::Registry(repository) => {
+                self.registry_manifest(repository, image, &blob.digest.to_string()).await
+            }
             Origin::Local(local) => {
                 let (inner, local, image) = (Arc::clone(self), Arc::clone(local), image.to_owned());
                 blocking(move || local.manifest(&image, &blob.digest, &inner.limits)).await
@@ -222,23 +241,32 @@ impl Inner {
         progress.send_replace(Progress { pulled_bytes: 0, total_bytes: total });
         self.blob(image, "the configuration", &origin, &manifest.config, &progress).await?;
         let config = self.read_blob(manifest.config.digest).await?;
-        let (_, diff_ids) = manifest::parse_config(&config, manifest.layers.len(), Some(&resolved.architecture))
-            .map_err(|problem| config_problem(image, problem, &resolved.architecture))?;
+        let (_, diff_ids) =
+            manifest::parse_config(&config, manifest.layers.len(), Some(&resolved.architecture))
+                .map_err(|problem| config_problem(image, problem, &resolved.architecture))?;
         let count = manifest.layers.len();
-        let fetches: Vec<_> = manifest.layers.iter().cloned().enumerate().map(|(index, layer)| {
-            let what = format!("layer {} of {count}", index + 1);
-            let (inner, image, origin, progress) = (Arc::clone(&self), image.clone(), origin.clone(), progress.clone());
-            async move { inner.blob(&image, &what, &origin, &layer, &progress).await }
-        }).collect();
-        stream::iter(fetches)
-            .buffer_unordered(PARALLEL_LAYERS)
-            .try_collect::<()>()
-            .await?;
+        let fetches: Vec<_> = manifest
+            .layers
+            .iter()
+            .cloned()
+            .enumerate()
+            .map(|(index, layer)| {
+                let what = format!("layer {} of {count}", index + 1);
+                let (inner, image, origin, progress) =
+                    (Arc::clone(&self), image.clone(), origin.clone(), progress.clone());
+                async move { inner.blob(&image, &what, &origin, &layer, &progress).await }
+            })
+            .collect();
+        stream::iter(fetches).buffer_unordered(PARALLEL_LAYERS).try_collect::<()>().await?;
         let layers: Vec<Layer> = manifest
             .layers
             .iter()
             .zip(diff_ids)
-            .map(|(blob, diff_id)| Layer { path: self.files.blob(&blob.digest), digest: blob.digest, diff_id })
+            .map(|(blob, diff_id)| Layer {
+                path: self.files.blob(&blob.digest),
+                digest: blob.digest,
+                diff_id,
+            })
             .collect();
         let cancel = CancelOnDrop(Arc::default());
         let (inner, cancelled, resolved) = (Arc::clone(&self), Arc::clone(&cancel.0), resolved.clone());
@@ -259,14 +287,17 @@ impl Inner {
             return Ok(());
         }
         loop {
-            let (inner, image, what, blob) = (Arc::clone(self), image.to_owned(), what.to_owned(), blob.clone());
+            let (inner, image, what, blob) =
+                (Arc::clone(self), image.to_owned(), what.to_owned(), blob.clone());
             let (key, size, origin) = (blob.digest.to_string(), blob.size, origin.clone());
             // Whoever began the download tells its progress; who joins learns of it at the end.
             let own = progress.clone();
             let (unused, _) = watch::channel(Progress::default());
             let begin = |_| async move {
                 match origin {
-                    Origin::Registry(repository) => inner.fetch_blob(image, what, repository, blob, own).await,
+                    Origin::Registry(repository) => {
+                        inner.fetch_blob(image, what, repository, blob, own).await
+                    }
                     Origin::Local(local) => {
                         blocking(move || {
                             inner.import_blob(&image, &what, local.blob(&image, &blob)?, &blob)?;
@@ -306,7 +337,9 @@ impl Inner {
         match built {
             Ok(bytes) => tracing::info!(image, digest = %resolved.digest, bytes, "made a root disk"),
             Err(BuildError::Cancelled) => return Err(ImageError::Cancelled { image: image.clone() }),
-            Err(BuildError::Io(doing, error)) => return Err(ImageError::io(format!("{doing} of {image}"))(error)),
+            Err(BuildError::Io(doing, error)) => {
+                return Err(ImageError::io(format!("{doing} of {image}"))(error));
+            }
             Err(BuildError::Invalid(source)) => return Err(self.blame(image, source, layers)),
         }
         // VMMs run as users of their own; only who knows the digest finds it.
@@ -322,7 +355,10 @@ impl Inner {
             let intact = std::fs::File::open(&layer.path).and_then(crate::digest::of_file);
             if !intact.is_ok_and(|digest| digest == layer.digest) {
                 let _ = std::fs::remove_file(&layer.path);
-                let detail = format!("the copy of layer {} in the store was damaged and is removed ({source})", layer.digest);
+                let detail = format!(
+                    "the copy of layer {} in the store was damaged and is removed ({source})",
+                    layer.digest
+                );
                 return ImageError::Failed { image: image.to_owned(), detail };
             }
         }
