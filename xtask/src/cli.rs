@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand};
-use imp_testkit::{node_init, relay};
+use imp_testkit::{boot, node_init, relay};
 
-use crate::up;
+use crate::test::Suite;
+use crate::{crds, images, programs, test, up};
 
 /// The project's own commands.
 #[derive(Debug, Parser)]
@@ -24,6 +25,21 @@ enum Command {
     Up(UpArgs),
     /// Stop what `up` started, and leave nothing behind.
     Down,
+    /// Run every check and every suite of tests, or one suite.
+    Test {
+        /// The suite to run alone.
+        suite: Option<Suite>,
+    },
+    /// Write the CustomResourceDefinitions of charts/imp-crds anew from crates/imp-api.
+    Crds {
+        /// Only say whether they differ.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Make the guest's kernel and initramfs, and print where they are.
+    Kernel,
+    /// Build the container images as OCI archives, and print where they are.
+    Images,
     /// A stage on the way to PID 1 of a node; run by `up`.
     #[command(hide = true)]
     NodeInit {
@@ -53,7 +69,7 @@ pub(crate) struct UpArgs {
 /// Runs the command line; an error goes to standard error with its causes.
 pub(crate) fn main() -> ExitCode {
     match run(Cli::parse().command) {
-        Ok(code) => code,
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -61,15 +77,34 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> Result<ExitCode> {
+fn run(command: Command) -> Result<()> {
     match command {
-        Command::Up(args) => up::up(&args).map(|()| ExitCode::SUCCESS),
-        Command::Down => up::down().map(|()| ExitCode::SUCCESS),
-        Command::NodeInit { stage, config } => run_node_init(stage, &config).map(|()| ExitCode::SUCCESS),
-        Command::Relay { listen, netns, target } => {
-            relay::run(listen, &netns, target).map(|()| ExitCode::SUCCESS)
-        }
+        Command::Up(args) => up::up(&args),
+        Command::Down => up::down(),
+        Command::Test { suite } => test::run(suite),
+        Command::Crds { check: true } => crds::check(),
+        Command::Crds { check: false } => crds::write(),
+        Command::Kernel => kernel(),
+        Command::Images => build_images(),
+        Command::NodeInit { stage, config } => run_node_init(stage, &config),
+        Command::Relay { listen, netns, target } => relay::run(listen, &netns, target),
     }
+}
+
+fn kernel() -> Result<()> {
+    let boot = boot::ensure(&programs::build()?.path("imp-guest"))?;
+    println!("{}\n{}", boot.kernel, boot.initrd);
+    Ok(())
+}
+
+fn build_images() -> Result<()> {
+    let programs = programs::build()?;
+    let boot = boot::ensure(&programs.path("imp-guest"))?;
+    let images = images::build(&programs, &boot)?;
+    for archive in images.node.iter().chain([&images.busybox]) {
+        println!("{archive}");
+    }
+    Ok(())
 }
 
 fn run_node_init(stage: node_init::Stage, file: &Utf8PathBuf) -> Result<()> {

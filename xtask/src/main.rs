@@ -1,8 +1,12 @@
 //! The project's own commands: `cargo xtask help`.
 
 mod cli;
+mod crds;
+mod images;
 mod oci;
+mod programs;
 mod progress;
+mod test;
 mod up;
 mod workspace;
 

@@ -1,7 +1,6 @@
 //! Container images from files, without a daemon: the same input gives the same digest.
 
 use std::fs;
-use std::io::Write as _;
 
 use anyhow::{Context as _, Result};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -12,7 +11,7 @@ use oci_spec::image::{
 use sha2::{Digest as _, Sha256};
 
 /// A file of an image.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ImageFile {
     /// Where it is in the image, without a leading slash.
     pub(crate) path: Utf8PathBuf,
@@ -88,15 +87,7 @@ pub(crate) fn write_archive(spec: &ImageSpec, archive: &Utf8Path) -> Result<()> 
     }
     append(&mut tar, "index.json", 0o644, &index)?;
     let bytes = tar.into_inner()?;
-    write_whole(archive, &bytes)
-}
-
-/// Writes a file under another name first, so that nobody finds half of it.
-fn write_whole(path: &Utf8Path, bytes: &[u8]) -> Result<()> {
-    let new = path.with_extension("new");
-    let mut file = fs::File::create(&new).with_context(|| format!("create {new}"))?;
-    file.write_all(bytes).with_context(|| format!("write {new}"))?;
-    fs::rename(&new, path).with_context(|| format!("write {path}"))
+    imp_testkit::files::write_whole(archive, &bytes)
 }
 
 fn layer(spec: &ImageSpec) -> Result<Vec<u8>> {

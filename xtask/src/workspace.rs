@@ -14,11 +14,6 @@ pub(crate) fn target() -> Utf8PathBuf {
     std::env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), Utf8PathBuf::from)
 }
 
-/// What `up` leaves for people: kubeconfig, programs.
-pub(crate) fn dev() -> Utf8PathBuf {
-    target().join("dev")
-}
-
 /// This program.
 pub(crate) fn self_program() -> Result<Utf8PathBuf> {
     let path = std::env::current_exe().context("find this program")?;

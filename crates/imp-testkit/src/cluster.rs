@@ -20,6 +20,8 @@ use kube::{Api, Client, Config};
 pub use self::state::{State, remove};
 use crate::daemon::Daemon;
 use crate::node;
+use crate::services::Service;
+use crate::tools::GoTools;
 use layout::{Layout, node_name};
 use pki::Pki;
 
@@ -27,17 +29,6 @@ use pki::Pki;
 pub const MARKER: &str = "IMP_CLUSTER";
 /// A context's name in the person's kubeconfig.
 pub const CONTEXT: &str = "imp-dev";
-
-/// Where the programs of Kubernetes are.
-#[derive(Clone, Debug)]
-pub struct Programs {
-    /// The program etcd.
-    pub etcd: Utf8PathBuf,
-    /// The directory with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy, kubectl.
-    pub kubernetes: Utf8PathBuf,
-    /// The program helm.
-    pub helm: Utf8PathBuf,
-}
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -51,19 +42,11 @@ pub struct ClusterConfig {
     /// Where a person is to reach the API server; a loopback address.
     pub server: SocketAddr,
     /// Kubernetes' programs.
-    pub programs: Programs,
+    pub programs: GoTools,
     /// A program with the subcommands `node-init --stage=STAGE FILE` and `relay LISTEN NETNS TARGET`.
     pub self_program: Utf8PathBuf,
     /// OCI archives that every node has in its image store before it takes pods.
     pub images: Vec<Utf8PathBuf>,
-}
-
-impl ClusterConfig {
-    /// A program of Kubernetes.
-    #[must_use]
-    pub fn kubernetes(&self, program: &str) -> Utf8PathBuf {
-        self.programs.kubernetes.join(program)
-    }
 }
 
 /// A cluster that is being started or runs. Dropping the value ends nothing; [`remove`] does.
@@ -114,6 +97,22 @@ impl Cluster {
         Ok(())
     }
 
+    /// Starts node `index` without kubelet: `services` run on it instead. `shared` are directories that it must see even where
+    /// they are on another file system than `/`.
+    ///
+    /// # Errors
+    /// When a network, cgroup or process can't be made.
+    pub fn start_light_node(
+        &mut self,
+        index: u8,
+        services: Vec<Service>,
+        shared: &[Utf8PathBuf],
+    ) -> Result<()> {
+        node::create_network(&self.config.layout, index, self.config.nodes)?;
+        let daemon = node::start_light(&self.config, index, services, shared)?;
+        self.record(daemon)
+    }
+
     /// Starts controller-manager and scheduler; the API server must be ready.
     ///
     /// # Errors
@@ -137,6 +136,24 @@ impl Cluster {
             ])
             .env(MARKER, layout.dir.as_str());
         let daemon = Daemon::start("relay", command, &layout.logs().join("relay.log"))?;
+        self.record(daemon)
+    }
+
+    /// Starts a program in the hub's network namespace and records it.
+    ///
+    /// # Errors
+    /// When it can't be started.
+    pub fn start_in_hub(
+        &mut self,
+        name: &str,
+        program: &str,
+        args: &[&str],
+        environment: &[(&str, String)],
+    ) -> Result<()> {
+        let layout = &self.config.layout;
+        let mut command = hub::hub_command(layout, program);
+        command.args(args).envs(environment.iter().map(|(k, v)| (k, v)));
+        let daemon = Daemon::start(name, command, &layout.logs().join(format!("{name}.log")))?;
         self.record(daemon)
     }
 

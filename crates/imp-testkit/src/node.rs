@@ -45,15 +45,44 @@ pub fn create_network(layout: &Layout, index: u8, nodes: u8) -> Result<()> {
 /// # Errors
 /// When a cgroup or file can't be made.
 pub fn start(config: &ClusterConfig, pki: &Pki, index: u8) -> Result<Daemon> {
+    let dir = config.layout.node_dir(index);
+    let mut init = init_config(config, index);
+    init.shared.push(config.programs.kubernetes.clone());
+    init.files.extend(configuration_files(pki, index, &dir));
+    init.services = services(config, pki, index, &dir);
+    launch(config, index, &init)
+}
+
+/// Starts node `index` with `services` instead of kubelet, containerd and kube-proxy.
+///
+/// # Errors
+/// When a cgroup or file can't be made.
+pub fn start_light(
+    config: &ClusterConfig,
+    index: u8,
+    services: Vec<Service>,
+    shared: &[Utf8PathBuf],
+) -> Result<Daemon> {
+    let mut init = init_config(config, index);
+    init.shared.extend_from_slice(shared);
+    // The API server's Service has no kube-proxy here, and the operator runs in the hub.
+    let operator = format!("{HUB_IP} imp-controller-manager.imp-system.svc\n");
+    if let Some((_, hosts)) = init.files.iter_mut().find(|(path, _)| path == "/etc/hosts") {
+        hosts.push_str(&operator);
+    }
+    init.services = services;
+    launch(config, index, &init)
+}
+
+fn launch(config: &ClusterConfig, index: u8, init: &InitConfig) -> Result<Daemon> {
     let (layout, name) = (&config.layout, node_name(index));
     let dir = layout.node_dir(index);
     for sub in ["root", "kubelet", "containerd", "log", "imp"] {
         std::fs::create_dir_all(dir.join(sub)).with_context(|| format!("make {dir}/{sub}"))?;
     }
     cgroups::create(&layout.node_cgroup(index))?;
-    let init = init_config(config, pki, index, &dir);
     let file = dir.join("init.json");
-    std::fs::write(&file, serde_json::to_vec_pretty(&init)?).with_context(|| format!("write {file}"))?;
+    std::fs::write(&file, serde_json::to_vec_pretty(init)?).with_context(|| format!("write {file}"))?;
     let mut command = Command::new(&config.self_program);
     command.args(["node-init", "--stage=network", file.as_str()]).env(MARKER, layout.dir.as_str());
     Daemon::start(&format!("node {name}"), command, &layout.logs().join(format!("{name}.log")))
@@ -68,18 +97,11 @@ pub fn power_off(daemon: &Daemon) -> Result<()> {
     daemon.stop(Duration::ZERO)
 }
 
-fn init_config(config: &ClusterConfig, pki: &Pki, index: u8, dir: &camino::Utf8Path) -> InitConfig {
+/// What every node has in common.
+fn init_config(config: &ClusterConfig, index: u8) -> InitConfig {
     let (layout, name) = (&config.layout, node_name(index));
-    let shared = [Some(layout.dir.clone()), config.programs.kubernetes.parent().map(ToOwned::to_owned)];
-    let mut files = configuration_files(pki, index, dir);
-    files.extend([
-        ("/etc/hostname".into(), format!("{name}\n")),
-        (
-            "/etc/hosts".into(),
-            format!("127.0.0.1 localhost\n{} {name}\n{HUB_IP} {REGISTRY_HOST}\n", node_ip(index)),
-        ),
-        ("/etc/resolv.conf".into(), String::new()),
-    ]);
+    let dir = layout.node_dir(index);
+    let hosts = format!("127.0.0.1 localhost\n{} {name}\n{HUB_IP} {REGISTRY_HOST}\n", node_ip(index));
     let sysctls = [
         ("vm/overcommit_memory", "1"),
         ("vm/panic_on_oom", "0"),
@@ -87,18 +109,22 @@ fn init_config(config: &ClusterConfig, pki: &Pki, index: u8, dir: &camino::Utf8P
         ("kernel/panic_on_oops", "1"),
     ];
     InitConfig {
-        hostname: name,
         netns: layout.node_netns(index).path(),
         cgroup: layout.node_cgroup(index),
         root: dir.join("root"),
-        shared: shared.into_iter().flatten().collect(),
+        shared: vec![layout.dir.clone()],
         persistent: [("kubelet", "/var/lib/kubelet"), ("log", "/var/log"), ("imp", "/var/lib/imp")]
             .map(|(outside, inside)| (dir.join(outside), inside.into()))
             .to_vec(),
-        files,
+        files: vec![
+            ("/etc/hostname".into(), format!("{name}\n")),
+            ("/etc/hosts".into(), hosts),
+            ("/etc/resolv.conf".into(), String::new()),
+        ],
         masked_sysctls: sysctls.map(|(k, v)| (k.to_owned(), v.to_owned())).to_vec(),
         machine_id: format!("{:032x}", u128::from(index)),
-        services: services(config, pki, index, dir),
+        services: Vec::new(),
+        hostname: name,
     }
 }
 
@@ -129,7 +155,7 @@ fn services(config: &ClusterConfig, pki: &Pki, index: u8, dir: &camino::Utf8Path
         services.push(Service { once: true, after: socket.take(), ..service("image-import", &import) });
     }
     let kubelet = [
-        config.kubernetes("kubelet").as_str(),
+        config.programs.kubernetes("kubelet").as_str(),
         &format!("--config={dir}/kubelet.json"),
         &format!("--kubeconfig={}", pki.path(&format!("node-{name}.kubeconfig"))),
         &format!("--node-ip={}", node_ip(index)),
@@ -142,7 +168,7 @@ fn services(config: &ClusterConfig, pki: &Pki, index: u8, dir: &camino::Utf8Path
         after: Some(Condition::Tcp(config.layout.api_server())),
         ..service("kubelet", &kubelet)
     });
-    let proxy = config.kubernetes("kube-proxy");
+    let proxy = config.programs.kubernetes("kube-proxy");
     services.push(service("kube-proxy", &[proxy.as_str(), &format!("--config={dir}/kube-proxy.json")]));
     services
 }

@@ -88,7 +88,7 @@ pub(super) fn start_apiserver(config: &ClusterConfig, pki: &Pki) -> Result<Daemo
         file("proxy-client-key-file", "front-proxy-client.key"),
         "--enable-aggregator-routing=true".into(),
     ];
-    start(config, "kube-apiserver", config.kubernetes("kube-apiserver").as_str(), args)
+    start(config, "kube-apiserver", config.programs.kubernetes("kube-apiserver").as_str(), args)
 }
 
 /// Starts controller-manager and scheduler, once the API server is ready.
@@ -118,8 +118,8 @@ pub(super) fn start_controllers(config: &ClusterConfig, pki: &Pki) -> Result<Vec
         "--kube-api-burst=600".into(),
     ]);
     let name = "kube-controller-manager";
-    let manager = start(config, name, config.kubernetes(name).as_str(), manager)?;
+    let manager = start(config, name, config.programs.kubernetes(name).as_str(), manager)?;
     let name = "kube-scheduler";
-    let scheduler = start(config, name, config.kubernetes(name).as_str(), common("scheduler"))?;
+    let scheduler = start(config, name, config.programs.kubernetes(name).as_str(), common("scheduler"))?;
     Ok(vec![manager, scheduler])
 }
