@@ -8,11 +8,15 @@
 
 use std::sync::Arc;
 
+use anyhow::Context as _;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 pub mod config;
 pub mod context;
+pub mod health;
+pub mod heartbeat;
 pub mod metrics;
 pub mod observe;
 pub mod operator;
@@ -21,6 +25,8 @@ pub mod runtime;
 pub mod secrets;
 pub mod spec;
 pub mod status;
+pub mod streams;
+pub mod tls;
 pub mod vms;
 pub mod writer;
 
@@ -65,14 +71,58 @@ pub async fn run(config: config::Config, client: kube::Client) -> anyhow::Result
         ready: context::Ready::default(),
         runtime: watch::Sender::default(),
     });
+    let streams = bind(config.streams_address, "streams").await?;
+    let metrics = bind(config.metrics_address, "metrics").await?;
+    let health = bind(config.health_address, "health").await?;
+    let port = streams.local_addr().context("the streams server has no address")?.port();
+    let endpoint = std::net::SocketAddr::new(config.node_ip, port);
     let (sender, receiver) = runtime::queue();
-    let (current, _) = watch::channel(None);
+    let (current, client) = watch::channel(None);
+    let tls = tls::ServerTls::default();
+    let proxy = streams::Proxy::new(context.clone(), client);
     let mut parts = JoinSet::new();
-    parts.spawn(runtime::follow(config.runtime_socket.clone(), sender, current));
+    parts.spawn(runtime::follow(config.runtime_socket, sender, current));
     parts.spawn(vms::run(context.clone(), receiver));
-    // Parts run for good; the first that ends ends the agent, which is started again.
-    while let Some(ended) = parts.join_next().await {
-        ended?;
+    parts.spawn(heartbeat::lease(context.clone(), config.namespace));
+    parts.spawn(heartbeat::profile(context.clone(), endpoint, context.runtime.subscribe()));
+    parts.spawn(tls.clone().keep(operator, config.node_name));
+    parts.spawn(streams::serve(streams, tls, proxy));
+    let (probes, figures) = (health::probes(context.clone()), health::metrics(context));
+    parts.spawn(async { drop(axum::serve(health, probes).await) });
+    parts.spawn(async { drop(axum::serve(metrics, figures).await) });
+    // Every part runs for good: the first that ends ends the agent, which is then started again.
+    match parts.join_next().await {
+        Some(Err(error)) => Err(error).context("a part of the agent broke off: this is a fault of imp-agent"),
+        _ => anyhow::bail!("a part of the agent ended, which it should not: this is a fault of imp-agent"),
     }
-    Ok(())
+}
+
+async fn bind(address: std::net::SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("the {what} server cannot listen on {address}"))
+}
+
+/// A client of the API server: by `kubeconfig` if given, else by the pod's service account.
+///
+/// # Errors
+/// When neither can be used.
+pub async fn client(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<kube::Client> {
+    let config = match kubeconfig {
+        Some(path) => {
+            let file = kube::config::Kubeconfig::read_from(path)
+                .with_context(|| format!("kubeconfig {} cannot be read", path.display()))?;
+            kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default())
+                .await
+                .with_context(|| format!("kubeconfig {} cannot be used", path.display()))?
+        }
+        None => {
+            kube::Config::incluster().context("this is no pod with a service account; give --kubeconfig")?
+        }
+    };
+    kube::Client::try_from(config).context("no client of the API server can be made")
+}
+
+/// Logs to standard error as JSON; RUST_LOG says how much.
+pub fn log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
 }

@@ -63,7 +63,10 @@ async fn a_bound_vm_is_put_and_runs_with_two_status_writes() {
     assert_eq!((status.runtime_pid, status.image_digest.as_deref()), (Some(77), Some("sha256:abc")));
     assert_eq!(status.vmm.unwrap().accelerator.as_deref(), Some("tcg"));
     assert_eq!(status.node_name.as_deref(), Some(NODE), "the operator's part stands");
-    assert!(stage.runtime.known(|known| !known.specs.contains_key(&unbound.uid().unwrap())), "only bound VMs are put");
+    assert!(
+        stage.runtime.known(|known| !known.specs.contains_key(&unbound.uid().unwrap())),
+        "only bound VMs are put"
+    );
     let writes = |vm: &imp_api::ImpVM| {
         let mut fields = vm.managed_fields().iter().filter(|f| f.manager.as_deref() == Some("imp-agent"));
         (fields.next().is_some(), fields.next().is_some())
@@ -71,7 +74,9 @@ async fn a_bound_vm_is_put_and_runs_with_two_status_writes() {
     assert_eq!(writes(&running), (true, false), "one field manager");
     // Usage is no news: nothing is written for it.
     let version = running.resource_version();
-    stage.runtime.report(&uid, |status| status.usage = Some(Usage { cpu_nanoseconds: 5, ..Default::default() }));
+    stage
+        .runtime
+        .report(&uid, |status| status.usage = Some(Usage { cpu_nanoseconds: 5, ..Default::default() }));
     // A VM that comes later is served, so the report before it has been looked at.
     let later = create(&stage.client, "later", plain()).await;
     bind(&stage.client, "later").await;
@@ -90,7 +95,10 @@ async fn how_a_workload_ended_is_told_once_and_the_attempt_is_not_put_again() {
     wait_vm(&stage.client, "a", "Running", |vm| phase(vm) == "Running").await;
     stage.runtime.report(&uid, |status| {
         go(status, VmState::Stopped);
-        status.exit = Some(WorkloadExit { status: Some(ExitStatus { code: 42, ..Default::default() }), ..Default::default() });
+        status.exit = Some(WorkloadExit {
+            status: Some(ExitStatus { code: 42, ..Default::default() }),
+            ..Default::default()
+        });
     });
     let failed = wait_vm(&stage.client, "a", "Failed", |vm| phase(vm) == "Failed").await;
     assert_eq!(failed.status.as_ref().unwrap().exit_code, Some(42), "fr60");
@@ -107,7 +115,11 @@ async fn how_a_workload_ended_is_told_once_and_the_attempt_is_not_put_again() {
     // A new attempt is.
     as_operator(&stage.client, "a", json!({"nodeName": NODE, "phase": "Scheduled", "restartCount": 1})).await;
     let spec = wait_for(PATIENCE, "attempt 1", async || {
-        stage.runtime.known(|known| known.specs.get(&uid).cloned()).filter(|spec| spec.attempt == 1).ok_or("not put")
+        stage
+            .runtime
+            .known(|known| known.specs.get(&uid).cloned())
+            .filter(|spec| spec.attempt == 1)
+            .ok_or("not put")
     })
     .await
     .unwrap();

@@ -1,7 +1,14 @@
 //! A scripted stand-in for the runtime, for these tests alone: it speaks the runtime's protocol on a unix socket and
 //! reports what the test tells it to.
 
-#![allow(dead_code, unreachable_pub, missing_debug_implementations, clippy::unwrap_used, clippy::expect_used, reason = "support of tests; each test program uses its part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_debug_implementations,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "support of tests; each test program uses its part"
+)]
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -88,7 +95,8 @@ impl FakeRuntime {
                 let (stream, _) = listener.accept().await.unwrap();
                 let service = TowerToHyperService::new(RuntimeServer::new(runtime.clone()));
                 connections.spawn(
-                    hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service),
+                    hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                        .serve_connection(TokioIo::new(stream), service),
                 );
             }
         });
@@ -119,10 +127,23 @@ pub fn go(status: &mut VmStatus, state: VmState) {
     }
     status.state = state.into();
     let begun = (VmState::Booting..=VmState::Stopping).contains(&state);
-    status.image = Some(ImageStatus { digest: "sha256:abc".into(), ready: state > VmState::Pulling, ..Default::default() });
+    status.image = Some(ImageStatus {
+        digest: "sha256:abc".into(),
+        ready: state > VmState::Pulling,
+        ..Default::default()
+    });
     status.network = Some(NetworkStatus { ready: begun, message: String::new() });
-    status.vmm = begun.then(|| VmmStatus { driver: "qemu".into(), version: "9".into(), accelerator: "tcg".into(), pid: 77, started_at: now });
-    status.guest = Some(GuestStatus { connected: (VmState::Configuring..=VmState::Stopping).contains(&state), ..Default::default() });
+    status.vmm = begun.then(|| VmmStatus {
+        driver: "qemu".into(),
+        version: "9".into(),
+        accelerator: "tcg".into(),
+        pid: 77,
+        started_at: now,
+    });
+    status.guest = Some(GuestStatus {
+        connected: (VmState::Configuring..=VmState::Stopping).contains(&state),
+        ..Default::default()
+    });
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -155,7 +176,10 @@ impl Runtime for FakeRuntime {
         Ok(Response::new(PutVmResponse { status: Some(status) }))
     }
 
-    async fn delete_vm(&self, request: Request<DeleteVmRequest>) -> Result<Response<DeleteVmResponse>, Status> {
+    async fn delete_vm(
+        &self,
+        request: Request<DeleteVmRequest>,
+    ) -> Result<Response<DeleteVmResponse>, Status> {
         let uid = request.into_inner().vm.unwrap().uid;
         let gone = self.known(|known| {
             known.deleted.push(uid.clone());
@@ -186,7 +210,10 @@ impl Runtime for FakeRuntime {
 
     type ExecStream = Answers<ExecResponse>;
     /// Echoes standard input until it is closed; the first argument is the exit code.
-    async fn exec(&self, request: Request<Streaming<ExecRequest>>) -> Result<Response<Self::ExecStream>, Status> {
+    async fn exec(
+        &self,
+        request: Request<Streaming<ExecRequest>>,
+    ) -> Result<Response<Self::ExecStream>, Status> {
         use exec_request::Message as In;
         use exec_response::Message as Out;
         let mut requests = request.into_inner();
@@ -201,7 +228,9 @@ impl Runtime for FakeRuntime {
             let _ = say(Out::Stderr(bytes::Bytes::from("started\n"))).await;
             while start.stdin {
                 match requests.message().await {
-                    Ok(Some(ExecRequest { message: Some(In::Stdin(data)) })) => drop(say(Out::Stdout(data)).await),
+                    Ok(Some(ExecRequest { message: Some(In::Stdin(data)) })) => {
+                        drop(say(Out::Stdout(data)).await)
+                    }
                     Ok(Some(ExecRequest { message: Some(In::Resize(size)) })) => {
                         drop(say(Out::Stdout(format!("{}x{}\n", size.width, size.height).into())).await);
                     }
@@ -215,7 +244,10 @@ impl Runtime for FakeRuntime {
     }
 
     type AttachStream = Answers<ExecResponse>;
-    async fn attach(&self, request: Request<Streaming<ExecRequest>>) -> Result<Response<Self::AttachStream>, Status> {
+    async fn attach(
+        &self,
+        request: Request<Streaming<ExecRequest>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
         self.exec(request).await
     }
 
@@ -223,16 +255,23 @@ impl Runtime for FakeRuntime {
     async fn logs(&self, request: Request<LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {
         let request = request.into_inner();
         let lines: Vec<String> = (1..=10).map(|line| format!("line {line}\n")).collect();
-        let skip = request.tail_lines.map_or(0, |tail| lines.len().saturating_sub(usize::try_from(tail).unwrap()));
+        let skip =
+            request.tail_lines.map_or(0, |tail| lines.len().saturating_sub(usize::try_from(tail).unwrap()));
         let time = Some(prost_types::Timestamp { seconds: 1_800_000_000, nanos: 5 });
-        let chunks: Vec<_> = lines[skip..].iter().map(|line| {
-            Ok(LogsResponse { stream: OutputStream::Stdout.into(), data: line.clone().into(), time })
-        }).collect();
+        let chunks: Vec<_> = lines[skip..]
+            .iter()
+            .map(|line| {
+                Ok(LogsResponse { stream: OutputStream::Stdout.into(), data: line.clone().into(), time })
+            })
+            .collect();
         Ok(Response::new(futures::stream::iter(chunks).boxed()))
     }
 
     type ConsoleStream = Answers<ConsoleResponse>;
-    async fn console(&self, request: Request<Streaming<ConsoleRequest>>) -> Result<Response<Self::ConsoleStream>, Status> {
+    async fn console(
+        &self,
+        request: Request<Streaming<ConsoleRequest>>,
+    ) -> Result<Response<Self::ConsoleStream>, Status> {
         let echo = request.into_inner().filter_map(async |message| match message.ok()?.message? {
             console_request::Message::Start(_) => Some(Ok(ConsoleResponse { output: "login: ".into() })),
             console_request::Message::Input(input) => Some(Ok(ConsoleResponse { output: input })),
@@ -249,12 +288,20 @@ impl Runtime for FakeRuntime {
             cpus: 4,
             memory_bytes: 8 << 30,
             kernel: "6.1".into(),
-            vmms: vec![VmmInfo { driver: "qemu".into(), version: "9".into(), hardware_virtualization: false, message: "no KVM".into() }],
+            vmms: vec![VmmInfo {
+                driver: "qemu".into(),
+                version: "9".into(),
+                hardware_virtualization: false,
+                message: "no KVM".into(),
+            }],
             disk_free_bytes: 1 << 40,
         }))
     }
 
-    async fn list_images(&self, _: Request<ListImagesRequest>) -> Result<Response<ListImagesResponse>, Status> {
+    async fn list_images(
+        &self,
+        _: Request<ListImagesRequest>,
+    ) -> Result<Response<ListImagesResponse>, Status> {
         Ok(Response::new(ListImagesResponse::default()))
     }
 }
@@ -270,12 +317,22 @@ pub async fn install(client: &Client) {
     let class: ImpVMClass = serde_json::from_value(json!({
         "apiVersion": "imp.dev/v1alpha1", "kind": "ImpVMClass", "metadata": {"name": "small"},
         "spec": {"vcpu": 1, "memoryMiB": 128, "diskGiB": 1}
-    })).unwrap();
+    }))
+    .unwrap();
     wait_for(PATIENCE, "the CRDs to be served", async || {
-        classes.patch("small", &PatchParams::apply("test").force(), &Patch::Apply(&class)).await.map_err(|e| e.to_string())
-    }).await.unwrap();
+        classes
+            .patch("small", &PatchParams::apply("test").force(), &Patch::Apply(&class))
+            .await
+            .map_err(|e| e.to_string())
+    })
+    .await
+    .unwrap();
     let vms = Api::<ImpVM>::all(client.clone());
-    wait_for(PATIENCE, "ImpVMs to be served", async || vms.list(&Default::default()).await.map_err(|e| e.to_string())).await.unwrap();
+    wait_for(PATIENCE, "ImpVMs to be served", async || {
+        vms.list(&Default::default()).await.map_err(|e| e.to_string())
+    })
+    .await
+    .unwrap();
 }
 
 /// Creates a VM; a finalizer stands in for the operator's.
@@ -283,7 +340,8 @@ pub async fn create(client: &Client, name: &str, spec: serde_json::Value) -> Imp
     let vm = serde_json::from_value(json!({
         "apiVersion": "imp.dev/v1alpha1", "kind": "ImpVM",
         "metadata": {"name": name, "namespace": "default", "finalizers": ["imp.dev/vm"]}, "spec": spec
-    })).unwrap();
+    }))
+    .unwrap();
     vms(client).create(&PostParams::default(), &vm).await.unwrap()
 }
 
@@ -294,7 +352,10 @@ pub fn vms(client: &Client) -> Api<ImpVM> {
 /// Writes the operator's part of the status.
 pub async fn as_operator(client: &Client, name: &str, status: serde_json::Value) -> ImpVM {
     let body = json!({"apiVersion": "imp.dev/v1alpha1", "kind": "ImpVM", "metadata": {"name": name}, "status": status});
-    vms(client).patch_status(name, &PatchParams::apply("imp-operator").force(), &Patch::Apply(&body)).await.unwrap()
+    vms(client)
+        .patch_status(name, &PatchParams::apply("imp-operator").force(), &Patch::Apply(&body))
+        .await
+        .unwrap()
 }
 
 pub async fn bind(client: &Client, name: &str) -> ImpVM {
@@ -314,15 +375,26 @@ pub async fn wait_vm(client: &Client, name: &str, what: &str, check: impl Fn(&Im
     wait_for(PATIENCE, what, async || {
         let vm = vms(client).get(name).await.map_err(|e| e.to_string())?;
         if check(&vm) { Ok(vm) } else { Err(format!("{:?}", vm.status)) }
-    }).await.unwrap()
+    })
+    .await
+    .unwrap()
 }
 
 /// Starts the agent in this process.
 pub fn agent(client: &Client, socket: &Path) -> tokio::task::JoinHandle<()> {
     use clap::Parser as _;
     let mut config = imp_agent::config::Config::parse_from([
-        "imp-agent", "--node-name", NODE, "--node-ip", "127.0.0.1", "--streams-address", "127.0.0.1:0",
-        "--metrics-address", "127.0.0.1:0", "--health-address", "127.0.0.1:0",
+        "imp-agent",
+        "--node-name",
+        NODE,
+        "--node-ip",
+        "127.0.0.1",
+        "--streams-address",
+        "127.0.0.1:0",
+        "--metrics-address",
+        "127.0.0.1:0",
+        "--health-address",
+        "127.0.0.1:0",
     ]);
     config.runtime_socket = socket.to_owned();
     config.timings.orphan_grace = Duration::from_millis(100);
