@@ -1,4 +1,4 @@
-//! CustomResourceDefinitions of the chart, made from `imp-api`.
+//! CustomResourceDefinitions of the chart and the reference in `docs`, made from `imp-api`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,6 +10,10 @@ use crate::workspace;
 
 fn directory() -> Utf8PathBuf {
     workspace::root().join("charts/imp-crds/templates")
+}
+
+fn reference() -> Utf8PathBuf {
+    workspace::root().join("docs/api.md")
 }
 
 /// Writes them.
@@ -28,7 +32,10 @@ pub(crate) fn write() -> Result<()> {
         let path = dir.join(name);
         fs::remove_file(&path).with_context(|| format!("remove {path}"))?;
     }
-    println!("{} definitions in {dir}", wanted.len());
+    let reference = reference();
+    fs::write(&reference, imp_api::reference(&imp_api::crds()))
+        .with_context(|| format!("write {reference}"))?;
+    println!("{} definitions in {dir}, and {reference}", wanted.len());
     Ok(())
 }
 
@@ -42,6 +49,10 @@ pub(crate) fn check() -> Result<()> {
     names.sort();
     names.dedup();
     names.retain(|n| wanted.get(*n) != present.get(*n));
+    let reference = reference();
+    if fs::read_to_string(&reference).ok() != Some(imp_api::reference(&imp_api::crds())) {
+        bail!("{reference} is not what crates/imp-api says: run `cargo xtask crds` and commit");
+    }
     if names.is_empty() {
         return Ok(());
     }
