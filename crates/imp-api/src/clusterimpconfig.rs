@@ -4,7 +4,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{HttpCheckSpec, IpamProvider, patterns};
+use crate::{HttpCheckSpec, patterns};
 
 /// Settings of the whole cluster. Only the object named `cluster` is read.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -76,6 +76,7 @@ pub struct CniConfig {
 /// How address translation is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(description = "")] // a description of the type would hide those of optional fields
 pub enum NatBackend {
     /// nftables.
     Nftables,
@@ -89,8 +90,16 @@ pub enum NatBackend {
 pub struct ClusterIpamConfig {
     /// Only internal.
     #[serde(default)]
-    #[schemars(extend("enum" = ["internal"]))]
-    pub provider: IpamProvider,
+    pub provider: ClusterIpamProvider,
+}
+
+/// Who hands out addresses by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ClusterIpamProvider {
+    /// Imp.
+    #[default]
+    Internal,
 }
 
 /// A local network that VMs may be attached to.
@@ -177,6 +186,7 @@ pub struct SandboxConfig {
 /// Isolation of sandboxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(description = "")] // a description of the type would hide those of optional fields
 pub enum Tenancy {
     /// The usual.
     Standard,

@@ -21,7 +21,11 @@ use crate::patterns;
     doc = "Settings of one node (the object has the node's name), and what its agent saw there.",
     printcolumn(name = "Fraction", type_ = "string", json_path = ".spec.capacityFraction"),
     printcolumn(name = "MaxVMs", type_ = "integer", json_path = ".spec.maxImpVMs"),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
     printcolumn(name = "CPUs", type_ = "integer", json_path = ".status.capacity.cpus"),
     printcolumn(name = "VMM", type_ = "string", json_path = ".status.vmms[*].driver"),
     printcolumn(name = "KVM", type_ = "string", json_path = ".status.vmms[*].hardwareVirtualization"),

@@ -39,7 +39,9 @@ impl ClusterObjectRef {
 }
 
 /// CPU architecture in OCI's spelling, as in the node label `kubernetes.io/arch`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 pub enum Arch {
     /// x86-64.
     #[serde(rename = "amd64")]

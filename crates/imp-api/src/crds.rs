@@ -6,8 +6,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt as _;
 
 use crate::{
-    ClusterImpConfig, ClusterImpNodeProfile, ImpNetwork, ImpVM, ImpVMClass, ImpVMMigration, ImpVMRunnerPool, ImpVMSnapshot,
-    ImpVMTemplate, ImpWarmPool,
+    ClusterImpConfig, ClusterImpNodeProfile, ImpNetwork, ImpVM, ImpVMClass, ImpVMMigration, ImpVMRunnerPool,
+    ImpVMSnapshot, ImpVMTemplate, ImpWarmPool,
 };
 
 /// API group of all kinds.
@@ -45,7 +45,10 @@ pub fn crd_yaml() -> Result<Vec<(String, String)>, serde_saphyr::ser_error::Erro
         .iter()
         .map(|crd| {
             let header = "# Generated from crates/imp-api by `cargo xtask crds`; do not edit.\n";
-            Ok((format!("{}.yaml", crd.spec.names.plural), format!("{header}{}", serde_saphyr::to_string(crd)?)))
+            Ok((
+                format!("{}.yaml", crd.spec.names.plural),
+                format!("{header}{}", serde_saphyr::to_string(crd)?),
+            ))
         })
         .collect()
 }
@@ -108,7 +111,10 @@ mod tests {
         }
         for (name, yaml) in &wanted {
             let found = std::fs::read_to_string(directory.join(name)).unwrap_or_default();
-            assert!(found == *yaml, "charts/imp-crds/templates/{name} is out of date: run `cargo xtask crds`");
+            assert!(
+                found == *yaml,
+                "charts/imp-crds/templates/{name} is out of date: run `cargo xtask crds`"
+            );
         }
         let files = std::fs::read_dir(&directory).unwrap().count();
         assert_eq!(files, wanted.len(), "{} holds files that belong to no kind", directory.display());
@@ -148,7 +154,10 @@ mod tests {
         for (field, schema) in schema.properties.iter().flatten() {
             let path = format!("{path}.{field}");
             let known = ["apiVersion", "kind", "metadata"].contains(&field.as_str());
-            assert!(known || schema.description.as_ref().is_some_and(|text| text.len() > 3), "{path} has no description");
+            assert!(
+                known || schema.description.as_ref().is_some_and(|text| text.len() > 3),
+                "{path} has no description"
+            );
             described(&path, schema);
         }
     }

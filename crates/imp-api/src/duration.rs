@@ -104,9 +104,15 @@ mod tests {
 
     #[test]
     fn go_durations_are_understood() {
-        for (text, seconds) in
-            [("0", 0.0), ("0s", 0.0), ("90s", 90.0), ("1h30m", 5400.0), ("1.5h", 5400.0), ("250ms", 0.25), ("45m", 2700.0)]
-        {
+        for (text, seconds) in [
+            ("0", 0.0),
+            ("0s", 0.0),
+            ("90s", 90.0),
+            ("1h30m", 5400.0),
+            ("1.5h", 5400.0),
+            ("250ms", 0.25),
+            ("45m", 2700.0),
+        ] {
             let value = DurationString::from(text).parse().unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(value.as_secs_f64(), seconds, "{text}");
         }
@@ -114,7 +120,9 @@ mod tests {
 
     #[test]
     fn everything_else_is_refused() {
-        for text in ["", "5", "5 minutes", "-5s", "s", ".s", "1.2.3s", "1d", "99999999999999h", "1e3s", "2562048h"] {
+        for text in
+            ["", "5", "5 minutes", "-5s", "s", ".s", "1.2.3s", "1d", "99999999999999h", "1e3s", "2562048h"]
+        {
             assert!(DurationString::from(text).parse().is_err(), "{text}");
         }
     }

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Toleration;
 
 use crate::{
-    Arch, DurationString, ImagePullPolicy, ImpVMClassSpec, ImpVMSpec, ImpVMTemplateSpec, ProbeSpec, RestartPolicy, RootDisk,
-    VMLifecycle,
+    Arch, DurationString, ImagePullPolicy, ImpVMClassSpec, ImpVMSpec, ImpVMTemplateSpec, ProbeSpec,
+    RestartPolicy, RootDisk, VMLifecycle,
 };
 
 /// What holds for a VM once its template and class are taken in. Environment and pull secrets are the VM's own and
@@ -62,7 +62,9 @@ pub struct EffectiveVm {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidVm {
     /// The VM has a templateRef, but no template was given.
-    #[error("ImpVMTemplate {name:?} does not exist in the VM's namespace; create it or change spec.templateRef")]
+    #[error(
+        "ImpVMTemplate {name:?} does not exist in the VM's namespace; create it or change spec.templateRef"
+    )]
     TemplateNotFound {
         /// Name in the reference.
         name: String,
@@ -113,7 +115,10 @@ impl InvalidVm {
 
 /// Name of the class of a VM: its own, or its template's.
 pub fn class_name<'a>(vm: &'a ImpVMSpec, template: Option<&'a ImpVMTemplateSpec>) -> Option<&'a str> {
-    vm.class_ref.as_ref().or_else(|| template.map(|template| &template.class_ref)).map(|class| class.name.as_str())
+    vm.class_ref
+        .as_ref()
+        .or_else(|| template.map(|template| &template.class_ref))
+        .map(|class| class.name.as_str())
 }
 
 /// Name of the network of a VM: its own, or its template's. `None`: no network device.
@@ -179,12 +184,12 @@ pub fn effective(
         expire_after: expire_after(vm, template)?,
         lifecycle: vm.lifecycle,
         root_disk: vm.root_disk.unwrap_or_default(),
-        termination_grace_period_seconds: u32::try_from(vm.termination_grace_period_seconds).map_err(|_| {
-            InvalidVm::BadField {
+        termination_grace_period_seconds: u32::try_from(vm.termination_grace_period_seconds).map_err(
+            |_| InvalidVm::BadField {
                 field: "spec.terminationGracePeriodSeconds",
                 problem: format!("{} is out of range", vm.termination_grace_period_seconds),
-            }
-        })?,
+            },
+        )?,
         command: vm.command.clone(),
         args: vm.args.clone(),
         working_dir: vm.working_dir.clone(),
@@ -215,9 +220,97 @@ fn expire_after(
 ) -> Result<Option<std::time::Duration>, InvalidVm> {
     let (text, field): (Option<&DurationString>, _) = match &vm.expire_after {
         Some(own) => (Some(own), "spec.expireAfter"),
-        None => (template.and_then(|template| template.expire_after.as_ref()), "spec.expireAfter of its ImpVMTemplate"),
+        None => (
+            template.and_then(|template| template.expire_after.as_ref()),
+            "spec.expireAfter of its ImpVMTemplate",
+        ),
     };
     let Some(text) = text else { return Ok(None) };
     let duration = text.parse().map_err(|error| InvalidVm::BadField { field, problem: error.to_string() })?;
     Ok((!duration.is_zero()).then_some(duration))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn spec<T: serde::de::DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn class() -> ImpVMClassSpec {
+        spec(json!({
+            "vcpu": 2, "memoryMiB": 256, "diskGiB": 3, "arch": "amd64", "guestAgent": {"enabled": false},
+            "tolerations": [{"key": "a", "operator": "Exists"}], "restartPolicy": {"mode": "reschedule"},
+            "probes": {"livenessProbe": {"exec": {"command": ["class"]}}},
+        }))
+    }
+
+    fn template() -> ImpVMTemplateSpec {
+        spec(json!({
+            "classRef": {"name": "small"}, "networkRef": {"name": "net"}, "image": "from-template", "expireAfter": "2h",
+            "guestAgent": {"enabled": true}, "restartPolicy": {"onExhaustion": "manual-reset"},
+            "probes": {"readinessProbe": {"exec": {"command": ["template"]}}},
+        }))
+    }
+
+    #[test]
+    fn a_vm_with_nothing_of_its_own_takes_its_templates_then_its_classes() {
+        let vm = spec(json!({"templateRef": {"name": "t"}}));
+        let all = effective(&vm, Some(&class()), Some(&template())).unwrap();
+        assert_eq!((all.image.as_str(), all.network.as_deref()), ("from-template", Some("net")));
+        assert_eq!((all.vcpus, all.memory_mib, all.disk_gib, all.arch), (2, 256, 3, Arch::Amd64));
+        assert_eq!(all.expire_after, Some(std::time::Duration::from_secs(7200)));
+        assert!(all.guest_agent && all.probes.readiness_probe.is_some());
+        assert!(all.probes.liveness_probe.is_none(), "probes are taken as a whole");
+        assert_eq!(all.restart_policy, template().restart_policy, "so is the restart policy");
+
+        let bare = ImpVMTemplateSpec { probes: None, restart_policy: None, guest_agent: None, ..template() };
+        let all = effective(&vm, Some(&class()), Some(&bare)).unwrap();
+        assert!(all.probes.liveness_probe.is_some() && !all.guest_agent);
+        assert_eq!(all.restart_policy, class().restart_policy);
+    }
+
+    #[test]
+    fn what_the_vm_says_wins() {
+        let vm = spec(json!({
+            "templateRef": {"name": "t"}, "networkRef": {"name": "other"}, "image": "own", "expireAfter": "0",
+            "guestAgent": {"enabled": false}, "restartPolicy": {}, "probes": {}, "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Exists"}],
+        }));
+        let all = effective(&vm, Some(&class()), Some(&template())).unwrap();
+        assert_eq!((all.image.as_str(), all.network.as_deref()), ("own", Some("other")));
+        assert_eq!(
+            (all.expire_after, all.termination_grace_period_seconds),
+            (None, 0),
+            "0 lifts the template's expiry"
+        );
+        assert_eq!((all.guest_agent, all.probes), (false, ProbeSpec::default()));
+        assert_eq!(all.restart_policy, vm.restart_policy);
+        assert_eq!(all.tolerations.len(), 2, "the union, each once");
+    }
+
+    #[test]
+    fn what_is_missing_is_told_with_its_field() {
+        let from_class = spec(json!({"classRef": {"name": "small"}, "image": "x"}));
+        let from_template: ImpVMSpec = spec(json!({"templateRef": {"name": "t"}}));
+        let no_image = ImpVMTemplateSpec { image: None, ..template() };
+        for (error, field, may_come) in [
+            (effective(&from_class, None, None), "spec.classRef", true),
+            (effective(&from_template, Some(&class()), None), "spec.templateRef", true),
+            (effective(&from_template, None, Some(&template())), "spec.classRef of its ImpVMTemplate", true),
+            (effective(&from_template, Some(&class()), Some(&no_image)), "spec.image", false),
+            (effective(&spec(json!({"image": "x"})), Some(&class()), None), "spec.classRef", false),
+        ] {
+            let error = error.unwrap_err();
+            assert_eq!((error.field(), error.is_missing_reference()), (field, may_come), "{error}");
+        }
+        let old = ImpVMClassSpec { vcpu: 0, ..class() };
+        assert_eq!(
+            effective(&from_class, Some(&old), None).unwrap_err().field(),
+            "spec.vcpu of its ImpVMClass"
+        );
+    }
 }

@@ -26,7 +26,12 @@ use crate::patterns;
     printcolumn(name = "NAT", type_ = "boolean", json_path = ".spec.nat.enabled"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Gateway", type_ = "string", json_path = ".spec.gateway", priority = 1),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", priority = 1)
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status",
+        priority = 1
+    )
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.gateway) || self.gateway == '' || cidr(self.subnet).containsIP(ip(self.gateway))").message("gateway must be an address of subnet").field_path(".gateway"))]

@@ -7,7 +7,10 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{ClusterObjectRef, DurationString, GuestAgentConfig, ImpVMStatus, LocalObjectRef, ProbeSpec, RestartPolicy, patterns};
+use crate::{
+    ClusterObjectRef, DurationString, GuestAgentConfig, ImpVMStatus, LocalObjectRef, ProbeSpec,
+    RestartPolicy, patterns,
+};
 
 /// What a user wants of a VM. A running VM takes changes up with its next start.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -28,7 +31,11 @@ use crate::{ClusterObjectRef, DurationString, GuestAgentConfig, ImpVMStatus, Loc
     selectable = ".status.nodeName",
     selectable = ".status.phase",
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
     printcolumn(name = "Node", type_ = "string", json_path = ".status.nodeName"),
     printcolumn(name = "IP", type_ = "string", json_path = ".status.ip"),
     printcolumn(name = "Image", type_ = "string", json_path = ".spec.image"),
@@ -185,6 +192,7 @@ pub enum RootDiskMode {
 
 /// When an image is pulled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")] // a description of the type would hide those of optional fields
 pub enum ImagePullPolicy {
     /// The tag is resolved again at each start; content that is there already is not pulled again.
     Always,

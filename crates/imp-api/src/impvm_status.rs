@@ -105,7 +105,10 @@ pub struct ImpVMStatus {
 }
 
 /// Where a VM is in its life.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[schemars(description = "")] // a description of the type would hide those of optional fields
 pub enum VMPhase {
     /// Not bound to a node.
     #[default]

@@ -108,6 +108,7 @@ pub enum RunnerPlatformType {
 /// How a pool authenticates with GitHub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(description = "")] // a description of the type would hide those of optional fields
 pub enum RunnerTokenSource {
     /// A personal access token.
     Pat,
@@ -164,6 +165,7 @@ pub struct RunnerScaling {
 /// How demand is learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(description = "")] // a description of the type would hide those of optional fields
 pub enum RunnerScalingMode {
     /// From webhooks (annotation imp.dev/runner-demand).
     Webhook,

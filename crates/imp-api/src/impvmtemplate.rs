@@ -3,7 +3,9 @@
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-use crate::{ClusterObjectRef, DurationString, GuestAgentConfig, LocalObjectRef, ProbeSpec, RestartPolicy, patterns};
+use crate::{
+    ClusterObjectRef, DurationString, GuestAgentConfig, LocalObjectRef, ProbeSpec, RestartPolicy, patterns,
+};
 
 /// What VMs with a templateRef take from here unless they set it themselves.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]

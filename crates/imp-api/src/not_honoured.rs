@@ -131,7 +131,9 @@ impl Found {
     }
 
     fn env(&mut self, env: &[EnvVar]) {
-        for (index, source) in env.iter().enumerate().filter_map(|(index, var)| Some((index, var.value_from.as_ref()?))) {
+        for (index, source) in
+            env.iter().enumerate().filter_map(|(index, var)| Some((index, var.value_from.as_ref()?)))
+        {
             let kind = if source.field_ref.is_some() {
                 "fieldRef"
             } else if source.resource_field_ref.is_some() {
@@ -147,5 +149,94 @@ impl Found {
                 "that source of environment, which does not exist yet; use configMapKeyRef or secretKeyRef",
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn paths(fields: &[NotHonoured]) -> Vec<&str> {
+        fields.iter().map(|field| field.path.as_str()).collect()
+    }
+
+    #[test]
+    fn a_vm_of_fields_that_work_has_nothing_to_tell() {
+        let vm: ImpVMSpec = serde_json::from_value(json!({
+            "classRef": {"name": "small"}, "image": "x", "networkRef": {"name": "n"}, "expireAfter": "1h", "nodeName": "n1",
+            "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+            "tolerations": [{"operator": "Exists"}], "probes": {"httpCheck": {"enabled": false}}, "rescheduleOnNodeLoss": false,
+            "restartPolicy": {"mode": "reschedule"}, "rootDisk": {"mode": "Flat"},
+        }))
+        .unwrap();
+        let network = serde_json::from_value(
+            json!({"subnet": "10.0.0.0/24", "ipam": {"provider": "internal"}, "cilium": {}}),
+        );
+        assert_eq!(not_honoured(&vm, None, None, Some(&network.unwrap())), []);
+    }
+
+    #[test]
+    fn everything_else_is_named() {
+        let vm: ImpVMSpec = serde_json::from_value(json!({
+            "templateRef": {"name": "t"}, "snapshotRef": "s", "userData": {"configMapRef": {"name": "c"}}, "networkGroup": "g",
+            "runnerLayer": "r", "ciliumLayer": "c", "runnerConfigSecret": "s", "rescheduleOnNodeLoss": true,
+            "desiredState": "ScaleToZero", "idleTimeout": "5m", "probes": {"httpCheck": {"enabled": true, "port": 80}},
+            "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+            "tolerations": [{"operator": "Exists", "tolerationSeconds": 5}],
+        }))
+        .unwrap();
+        assert_eq!(
+            paths(&vm.not_honoured()),
+            [
+                "spec.snapshotRef",
+                "spec.tolerations[0].tolerationSeconds",
+                "spec.env[0].valueFrom.fieldRef",
+                "spec.userData",
+                "spec.probes.httpCheck",
+                "spec.networkGroup",
+                "spec.runnerLayer",
+                "spec.ciliumLayer",
+                "spec.runnerConfigSecret",
+                "spec.rescheduleOnNodeLoss",
+                "spec.desiredState",
+                "spec.idleTimeout",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_a_vm_takes_in_is_named_unless_it_overrides_it() {
+        let check = json!({"httpCheck": {"enabled": true, "port": 80}});
+        let template = serde_json::from_value(json!({
+            "classRef": {"name": "c"}, "probes": check, "networkGroup": "g", "runnerLayer": "r", "ciliumLayer": "c",
+        }))
+        .unwrap();
+        let class =
+            serde_json::from_value(json!({"vcpu": 1, "memoryMiB": 128, "diskGiB": 1, "probes": check}))
+                .unwrap();
+        let network = serde_json::from_value(json!({
+            "subnet": "10.0.0.0/24", "ipam": {"provider": "cilium"}, "groups": [{"name": "g"}],
+            "cilium": {"masqueradeViaCilium": true}, "firewall": {"denyCidrs": ["10.0.0.0/8"]},
+        }))
+        .unwrap();
+        let vm: ImpVMSpec =
+            serde_json::from_value(json!({"templateRef": {"name": "t"}, "runnerLayer": "own"})).unwrap();
+        assert_eq!(
+            paths(&not_honoured(&vm, Some(&class), Some(&template), Some(&network))),
+            [
+                "spec.runnerLayer",
+                "ImpVMTemplate spec.probes.httpCheck",
+                "ImpVMTemplate spec.networkGroup",
+                "ImpVMTemplate spec.ciliumLayer",
+                "ImpNetwork spec.cilium.masqueradeViaCilium",
+                "ImpNetwork spec.ipam.provider",
+                "ImpNetwork spec.groups",
+                "ImpNetwork spec.firewall.denyCidrs",
+            ]
+        );
+        let vm: ImpVMSpec = serde_json::from_value(json!({"classRef": {"name": "c"}, "image": "x"})).unwrap();
+        assert_eq!(paths(&not_honoured(&vm, Some(&class), None, None)), ["ImpVMClass spec.probes.httpCheck"]);
     }
 }
