@@ -1,0 +1,3 @@
+//! The operator: binding, lifecycle and the aggregated API.
+
+pub mod subresources;
