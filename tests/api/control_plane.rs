@@ -1,5 +1,7 @@
 //! The control plane of the testkit itself: what it starts really goes away, and outages can be played.
 
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use imp_testkit::controlplane::{Component, ControlPlane, Options};
@@ -58,6 +60,44 @@ async fn a_control_plane_survives_outages_and_leaves_nothing() {
     drop(plane);
     assert_eq!(processes_of(dir.as_str()), Vec::<u32>::new());
     assert!(!dir.exists(), "{dir}");
+}
+
+/// A test process that is killed, as by a time limit, has no chance to tidy up.
+#[tokio::test]
+async fn nothing_outlives_a_killed_test() {
+    let mut victim = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "control_plane::victim", "--ignored", "--nocapture"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
+    let line = lines
+        .map_while(Result::ok)
+        .find(|line| line.contains("victim:"))
+        .expect("the victim started nothing");
+    let dir = line.split_once("victim:").unwrap().1.to_owned();
+    assert!(processes_of(&dir).len() >= 2, "etcd and the API server run");
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    wait_for(Duration::from_secs(30), "everything to be gone", async || {
+        let left = processes_of(&dir);
+        let exists = std::path::Path::new(&dir).exists();
+        if left.is_empty() && !exists {
+            Ok(())
+        } else {
+            Err(format!("processes {left:?}, directory there: {exists}"))
+        }
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+#[ignore = "nothing_outlives_a_killed_test starts and kills it"]
+async fn victim() {
+    let plane = ControlPlane::start(Options::default()).await.unwrap();
+    println!("victim:{}", plane.dir());
+    std::future::pending::<()>().await;
 }
 
 /// PIDs of processes whose arguments name `dir`.

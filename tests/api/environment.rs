@@ -13,11 +13,13 @@ use kube::{Api, Client};
 use serde_json::Value;
 use tokio::sync::OnceCell;
 
-static PLANE: OnceCell<ControlPlane> = OnceCell::const_new();
+static PLANE: OnceCell<Result<ControlPlane, String>> = OnceCell::const_new();
 
 /// The shared control plane. It ends with the process: nothing drops a static, the testkit sees to it from outside.
 pub(crate) async fn plane() -> &'static ControlPlane {
-    PLANE.get_or_try_init(start).await.unwrap_or_else(|error| panic!("start the control plane: {error:#}"))
+    // A failure is kept too: the other tests need not wait for it again.
+    let plane = PLANE.get_or_init(async || start().await.map_err(|error| format!("{error:#}"))).await;
+    plane.as_ref().unwrap_or_else(|error| panic!("start the control plane: {error}"))
 }
 
 /// A client of an administrator, for the calling test's runtime.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{HttpCheckSpec, patterns};
 
-/// Settings of the whole cluster. Only the object named `cluster` is read.
+/// Settings of the whole cluster. There is one object, named `cluster`.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "imp.dev",
@@ -17,7 +17,8 @@ use crate::{HttpCheckSpec, patterns};
     shortname = "impcfg",
     category = "imp",
     derive = "PartialEq",
-    doc = "Settings of the whole cluster. Only the object named cluster is read.",
+    doc = "Settings of the whole cluster. There is one, named cluster.",
+    validation = Rule::new("self.metadata.name == 'cluster'").message("there is one ClusterImpConfig, and its name is cluster"),
     printcolumn(name = "CNI", type_ = "string", json_path = ".spec.networking.cni.provider"),
     printcolumn(name = "DefaultFraction", type_ = "string", json_path = ".spec.capacity.defaultFraction"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{DurationString, patterns};
 
 /// What happens after a VM failed: where and how often it is started again.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RestartPolicy {
     /// Start again on the same node, or place anew.
@@ -24,6 +24,17 @@ pub struct RestartPolicy {
     #[schemars(length(max = 32), regex(pattern = patterns::DURATION))]
     #[x_kube(validation = Rule::new("duration(self) >= duration('0s')").message("must be a duration such as 45m or 1h30m"))]
     pub cool_down_period: DurationString,
+}
+
+impl Default for RestartPolicy {
+    fn default() -> Self {
+        Self {
+            mode: RestartMode::default(),
+            backoff: None,
+            on_exhaustion: OnExhaustion::default(),
+            cool_down_period: cool_down_period(),
+        }
+    }
 }
 
 /// Where a VM is started again.
