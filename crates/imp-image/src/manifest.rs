@@ -75,10 +75,6 @@ impl RawDescriptor {
         Ok(Blob { digest, size: self.size })
     }
 
-    pub(crate) fn is_index(&self) -> bool {
-        self.media_type == OCI_INDEX || self.media_type == DOCKER_LIST
-    }
-
     /// Signatures, attestations and other things beside the images.
     fn is_attachment(&self) -> bool {
         let annotated =
@@ -258,9 +254,9 @@ pub(crate) fn parse_config(
     // Docker writes null where the specification wants the field left out.
     drop_nulls(&mut value);
     let config: ImageConfiguration = serde_json::from_value(value).map_err(|e| document(e.to_string()))?;
-    let (os, arch) = (config.os().to_string(), config.architecture().to_string());
-    if os != "linux" || architecture.is_some_and(|wanted| split_variant(wanted).0 != arch) {
-        return Err(ConfigProblem::OtherPlatform(format!("{os}/{arch}")));
+    let os = config.os().to_string();
+    if os != "linux" || architecture.is_some_and(|wanted| !is_for(&config, wanted)) {
+        return Err(ConfigProblem::OtherPlatform(format!("{os}/{}", config.architecture())));
     }
     let diff_ids = config
         .rootfs()
@@ -273,6 +269,11 @@ pub(crate) fn parse_config(
         return Err(document(format!("it names {} layers where the manifest has {layers}", diff_ids.len())));
     }
     Ok((config, diff_ids))
+}
+
+/// Whether a configuration is for Linux on that architecture; variants are not compared, for few configurations have them.
+pub(crate) fn is_for(config: &ImageConfiguration, architecture: &str) -> bool {
+    config.os().to_string() == "linux" && config.architecture().to_string() == split_variant(architecture).0
 }
 
 /// Why a configuration is not for us.

@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use base64::Engine as _;
 use camino::Utf8Path;
 
 use crate::images::Layout;
@@ -90,7 +91,10 @@ impl Registry {
     pub fn docker_config_json(&self) -> Vec<u8> {
         let auths = self.login.as_ref().map_or_else(
             || serde_json::json!({}),
-            |(user, password)| serde_json::json!({self.address.as_str(): {"username": user, "password": password}}),
+            |(user, password)| {
+                let auth = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
+                serde_json::json!({ self.address.as_str(): { "auth": auth } })
+            },
         );
         serde_json::json!({ "auths": auths }).to_string().into_bytes()
     }

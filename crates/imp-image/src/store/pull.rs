@@ -69,9 +69,15 @@ impl Inner {
             disk = self.loaded(digest).await?;
         }
         let disk = disk.ok_or_else(|| ImageError::Failed {
-            image,
+            image: image.clone(),
             detail: format!("its disk ({digest}) was removed while it was made"),
         })?;
+        // The disk may be there because another architecture was asked for.
+        if !manifest::is_for(&disk.config, &request.architecture) {
+            let platform = format!("{}/{}", disk.config.os(), disk.config.architecture());
+            let problem = manifest::ConfigProblem::OtherPlatform(platform);
+            return Err(config_problem(&image, problem, &request.architecture));
+        }
         let inner = Arc::clone(&self);
         let remember = move || {
             inner.files.index(|index| {

@@ -8,7 +8,7 @@ use camino::Utf8Path;
 use super::{Compression, ImageBuilder};
 
 /// What it is made of; another recipe is another image in the cache.
-pub(super) const RECIPE: &str = "bookworm minbase";
+pub(super) const RECIPE: &str = "bookworm minbase gzip";
 
 /// Writes the layout.
 pub(super) fn make(directory: &Utf8Path) -> Result<()> {
@@ -45,7 +45,7 @@ pub(super) fn make(directory: &Utf8Path) -> Result<()> {
     let config = serde_json::json!({
         "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": ["bash"]
     });
-    ImageBuilder::new().config(config).layer(layer, Compression::Zstd).write(directory, "latest")
+    ImageBuilder::new().config(config).layer(layer, Compression::Gzip).write(directory, "latest")
 }
 
 fn run(mut command: Command, what: &str) -> Result<()> {
