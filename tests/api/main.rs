@@ -8,6 +8,7 @@ mod environment;
 mod kubectl;
 mod names;
 mod ownership;
+mod rights;
 mod scale;
 mod selectors;
 mod updates;
