@@ -4,14 +4,17 @@
 mod common;
 
 use common::{Dir, chain, ensure, files, request};
-use imp_image::{ImageError, ImageStore};
-use imp_testkit::images::LayerBuilder;
+use imp_image::{ImageError, ImageStore, Limits, StoreOptions};
+use imp_testkit::images::{LayerBuilder, write_blob, write_index};
+use serde_json::json;
 use sha2::Digest as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Set in the process that is to be killed: where store and image are.
 const VICTIM: &str = "IMP_IMAGE_TEST_VICTIM";
+/// The same for the process whose memory is measured.
+const MEASURED: &str = "IMP_IMAGE_TEST_MEASURED";
 
 fn big_layout(dir: &Dir) -> String {
     let mut layer = LayerBuilder::new();
@@ -29,6 +32,69 @@ async fn victim() {
     let (root, reference) = place.split_once('|').unwrap();
     let store = ImageStore::open(root.into()).unwrap();
     ensure(&store, &request(reference)).await.unwrap();
+}
+
+/// Peak of this process's memory in KiB.
+fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse().unwrap()
+}
+
+/// Not a test by itself either: lays an image out and says how much memory that took.
+#[tokio::test]
+async fn measured() {
+    let Ok(place) = std::env::var(MEASURED) else { return };
+    let (root, reference) = place.split_once('|').unwrap();
+    let limits = Limits { layer_bytes: 1 << 30, ..Limits::default() };
+    let store =
+        ImageStore::open_with(root.into(), StoreOptions { limits, ..StoreOptions::default() }).unwrap();
+    let before = peak_memory();
+    let result = ensure(&store, &request(reference)).await;
+    let text = result.map_or_else(|error| chain(&error), |_| "a disk".into());
+    std::fs::write(format!("{root}/result"), format!("{} {text}", peak_memory() - before)).unwrap();
+}
+
+#[tokio::test]
+async fn a_bomb_is_stopped_with_little_memory() {
+    let dir = Dir::new();
+    // Two GiB of zeros in one file, in a few kilobytes.
+    let mut header = LayerBuilder::new();
+    header.file("zeros", 0o644, b"");
+    let mut tar = header.finish();
+    tar.truncate(512);
+    tar[124..136].copy_from_slice(b"20000000000\0");
+    tar[148..156].fill(b' ');
+    let sum: u32 = tar.iter().map(|&byte| u32::from(byte)).sum();
+    tar[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+    std::io::Write::write_all(&mut encoder, &tar).unwrap();
+    let mut zeros = std::io::Read::take(std::io::repeat(0), 2 << 30);
+    std::io::copy(&mut zeros, &mut encoder).unwrap();
+    let layer = encoder.finish().unwrap();
+    assert!(layer.len() < 1 << 20);
+    let layer = write_blob(dir.path(), "application/vnd.oci.image.layer.v1.tar+zstd", &layer).unwrap();
+    let config = json!({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]}});
+    let config = config.to_string();
+    let config =
+        write_blob(dir.path(), "application/vnd.oci.image.config.v1+json", config.as_bytes()).unwrap();
+    let manifest = json!({"schemaVersion": 2, "config": config, "layers": [layer]});
+    let media_type = "application/vnd.oci.image.manifest.v1+json";
+    let manifest = write_blob(dir.path(), media_type, manifest.to_string().as_bytes()).unwrap();
+    write_index(dir.path(), manifest, "t").unwrap();
+    let root = dir.join("store");
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "measured"])
+        .env(MEASURED, format!("{root}|oci:{}:t", dir.path()))
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let result = std::fs::read_to_string(root.join("result")).unwrap();
+    let (kibibytes, text) = result.split_once(' ').unwrap();
+    assert!(text.contains("more than 1073741824 bytes uncompressed"), "{text}");
+    let kibibytes: u64 = kibibytes.parse().unwrap();
+    assert!(kibibytes < 64 << 10, "{kibibytes} KiB");
 }
 
 #[tokio::test]

@@ -67,7 +67,10 @@ pub(crate) struct Entry {
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// The records of a PAX header, in order.
+/// Name (if the records have it), real size and fragments of a sparse file.
+type SparseMap = (Option<Vec<u8>>, u64, Vec<Fragment>);
+
+/// The records of a PAX header, in order; also attributes by name.
 type Records = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A stream that may know a shorter way past data than reading it.
@@ -243,13 +246,12 @@ impl<'l, R: Skip> TarReader<'l, R> {
             check_map(&map, real_size, self.data).map_err(|problem| malformed(&path, problem))?;
             (size, sparse) = (real_size, Some(map));
         }
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "masked to twelve bits")]
-        let mode = (mode & 0o7777) as u16;
+        let mode = u16::try_from(mode & 0o7777).map_err(|_| bad(&path, "mode"))?;
         let xattrs = self.xattrs(pax, &path)?;
         Ok(Entry { kind, path, link, mode, uid, gid, mtime, device, size, sparse, xattrs })
     }
 
-    fn xattrs(&self, pax: &Records, path: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, TarError> {
+    fn xattrs(&self, pax: &Records, path: &[u8]) -> Result<Records, TarError> {
         let mut found = std::collections::BTreeMap::new();
         for (key, value) in pax {
             if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
@@ -272,14 +274,13 @@ impl<'l, R: Skip> TarReader<'l, R> {
     }
 
     /// The map of a sparse file in any of GNU tar's four formats: name (if it stands in the records), real size, fragments.
-    #[expect(clippy::type_complexity, reason = "used once, right above")]
     fn sparse_map(
         &mut self,
         header: &[u8; BLOCK],
         flag: u8,
         pax: &Records,
         path: &[u8],
-    ) -> Result<Option<(Option<Vec<u8>>, u64, Vec<Fragment>)>, TarError> {
+    ) -> Result<Option<SparseMap>, TarError> {
         let bad = || malformed(path, "its map of a sparse file is not valid".into());
         if flag == b'S' {
             let real = number(&header[483..495]).and_then(|n| u64::try_from(n).ok()).ok_or_else(bad)?;
@@ -306,7 +307,7 @@ impl<'l, R: Skip> TarReader<'l, R> {
                 .collect::<Option<_>>()
                 .ok_or_else(bad)?
         };
-        if numbers.len() % 2 != 0 || numbers.len() / 2 > MAX_FRAGMENTS {
+        if !numbers.len().is_multiple_of(2) || numbers.len() / 2 > MAX_FRAGMENTS {
             return Err(bad());
         }
         Ok(Some((name, real, numbers.chunks(2).map(|p| Fragment { offset: p[0], len: p[1] }).collect())))

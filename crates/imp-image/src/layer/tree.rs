@@ -226,7 +226,7 @@ impl Tree {
         }
         // The new name first: replacing the old one must not free what both share.
         let links = &mut self.inodes[inode as usize].links;
-        *links = links.checked_add(1).ok_or(Refusal::Limit(u64::from(u32::MAX), "hard links"))?;
+        *links = links.checked_add(1).ok_or_else(|| Refusal::Limit(u64::from(u32::MAX), "hard links"))?;
         self.remove(parent, name);
         self.put(parent, name, inode);
         Ok(())

@@ -68,10 +68,10 @@ fn model(layers: &[Vec<Act>]) -> BTreeSet<String> {
         for act in layer {
             match act {
                 Act::Whiteout(path) => {
-                    all.retain(|p| *p != format!("/{path}") && !p.starts_with(&format!("/{path}/")))
+                    all.retain(|p| *p != format!("/{path}") && !p.starts_with(&format!("/{path}/")));
                 }
                 Act::Opaque(path) => {
-                    all.retain(|p| !p.starts_with(&format!("/{path}/")) || *p == format!("/{path}/"))
+                    all.retain(|p| !p.starts_with(&format!("/{path}/")) || *p == format!("/{path}/"));
                 }
                 _ => {}
             }
@@ -102,7 +102,7 @@ fn model(layers: &[Vec<Act>]) -> BTreeSet<String> {
 fn acts() -> impl Strategy<Value = Act> {
     let directory = proptest::collection::vec("[ab]", 1..3).prop_map(|parts| parts.join("/"));
     let file = (proptest::option::of(directory.clone()), "[xy]")
-        .prop_map(|(parent, name)| parent.map_or(name.clone(), |parent| format!("{parent}/{name}")));
+        .prop_map(|(parent, name)| parent.map_or_else(|| name.clone(), |parent| format!("{parent}/{name}")));
     let any_path = prop_oneof![directory.clone(), file.clone()];
     prop_oneof![
         4 => file.prop_map(Act::File),

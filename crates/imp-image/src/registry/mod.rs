@@ -337,8 +337,9 @@ impl Repository {
         let refuse = |detail: String| -> FetchError { self.unauthorized(&detail).into() };
         let mut url = Url::parse(realm)
             .map_err(|error| refuse(format!("its token server \"{realm}\" is no URL: {error}")))?;
-        let realm_host =
-            url.host_str().map(|host| url.port().map_or(host.to_owned(), |port| format!("{host}:{port}")));
+        let realm_host = url
+            .host_str()
+            .map(|host| url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")));
         let plain_allowed =
             self.base.starts_with("http:") && realm_host.is_some_and(|host| self.registry.plain_http(&host));
         if url.scheme() != "https" && !plain_allowed {
