@@ -96,7 +96,7 @@ async fn examples_of_the_go_implementation_are_admitted() {
                 }
             }
             Err(error) => {
-                problems.push(format!("{} {}: {error}", document["kind"], document["metadata"]["name"]))
+                problems.push(format!("{} {}: {error}", document["kind"], document["metadata"]["name"]));
             }
         }
     }

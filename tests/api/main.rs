@@ -1,6 +1,8 @@
 //! The kinds of imp.dev/v1alpha1 in a real API server: what is admitted and what is refused, defaults, columns, selectors,
 //! ownership of fields, scaling, and what kubectl makes of it.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
 mod admission;
 mod columns;
 mod control_plane;

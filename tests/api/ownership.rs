@@ -76,7 +76,7 @@ async fn two_managers_share_a_status() {
     let thief = ImpVMStatus { runtime_pid: Some(1), ..operator.clone() };
     match apply(&api, "shared", field_manager::OPERATOR, &thief).await.unwrap_err() {
         kube::Error::Api(status) => {
-            assert!(status.code == 409 && status.message.contains("runtimePID"), "{status:?}")
+            assert!(status.code == 409 && status.message.contains("runtimePID"), "{status:?}");
         }
         error => panic!("{error}"),
     }

@@ -154,7 +154,7 @@ pub fn effective(
         .into_iter()
         .flatten()
         .find(|image| !image.is_empty())
-        .ok_or(InvalidVm::NoImage { template: template.is_some() })?;
+        .ok_or_else(|| InvalidVm::NoImage { template: template.is_some() })?;
 
     Ok(EffectiveVm {
         image: image.to_owned(),

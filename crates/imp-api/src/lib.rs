@@ -5,6 +5,7 @@
 //! [`crds`] turns all of it into the CustomResourceDefinitions that the chart `imp-crds` ships.
 
 #![allow(unreachable_pub, reason = "the KubeSchema derive copies each struct, as written, into a function")]
+#![allow(clippy::duplicated_attributes, reason = "two printer columns may well have one type")]
 
 mod clusterimpconfig;
 mod clusterimpnodeprofile;

@@ -77,7 +77,7 @@ pub fn port_free(address: SocketAddr) -> Result<()> {
 /// # Errors
 /// When it has less, or can't be asked.
 pub fn disk(dir: &Utf8Path, mib: u64) -> Result<()> {
-    let existing = dir.ancestors().find(|d| d.exists()).unwrap_or(Utf8Path::new("/"));
+    let existing = dir.ancestors().find(|d| d.exists()).unwrap_or_else(|| Utf8Path::new("/"));
     let stat = rustix::fs::statvfs(existing.as_str())
         .with_context(|| format!("ask for free space in {existing}"))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize) >> 20;
@@ -96,7 +96,7 @@ pub fn disk(dir: &Utf8Path, mib: u64) -> Result<()> {
 pub fn real_file_system(dir: &Utf8Path) -> Result<()> {
     const TMPFS: u64 = 0x0102_1994;
     const OVERLAY: u64 = 0x794c_7630;
-    let existing = dir.ancestors().find(|d| d.exists()).unwrap_or(Utf8Path::new("/"));
+    let existing = dir.ancestors().find(|d| d.exists()).unwrap_or_else(|| Utf8Path::new("/"));
     let stat = rustix::fs::statfs(existing.as_str())
         .with_context(|| format!("ask for the file system of {existing}"))?;
     match u64::try_from(stat.f_type) {

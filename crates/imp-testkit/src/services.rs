@@ -123,7 +123,7 @@ fn start(service: &Service) -> Result<i32> {
 }
 
 /// Waits for one process while reaping others.
-fn wait_for<'a>(wanted: i32, service: &Service, running: &mut HashMap<i32, &'a Service>) -> Result<()> {
+fn wait_for(wanted: i32, service: &Service, running: &mut HashMap<i32, &Service>) -> Result<()> {
     loop {
         let Some((pid, status)) = wait(WaitOptions::empty()).context("wait for processes")? else { continue };
         let pid = pid.as_raw_nonzero().get();
