@@ -83,6 +83,14 @@ impl ImageError {
         matches!(self, Self::Failed { .. } | Self::Io { .. } | Self::Cancelled { .. })
     }
 
+    /// Whether somebody else with other credentials or another registry might not have had this.
+    pub(crate) const fn depends_on_who_asks(&self) -> bool {
+        matches!(
+            self,
+            Self::Unauthorized { .. } | Self::NotFound { .. } | Self::Failed { .. } | Self::Cancelled { .. }
+        )
+    }
+
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let doing = doing.into();
         move |source| Self::Io { doing, source: Arc::new(source) }

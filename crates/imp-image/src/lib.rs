@@ -25,4 +25,5 @@ pub use registry::RegistryOptions;
 pub use source::ImageSource;
 pub use store::{
     Collected, EnsureRequest, ImageStore, Progress, PullPolicy, RootDisk, StoreOptions, StoredImage,
+    host_architecture,
 };

@@ -143,6 +143,24 @@ async fn two_who_ask_at_once_fetch_once() {
 }
 
 #[tokio::test]
+async fn who_stays_gets_the_image_when_the_first_leaves() {
+    let fake = Fake::start(100_000, Faults { stall: true, ..Faults::default() }).await;
+    let dir = Dir::new();
+    let store = ImageStore::open(&dir.join("store")).unwrap();
+    let wish = request(&fake.reference());
+    let (other_store, other_wish) = (store.clone(), wish.clone());
+    let first = tokio::spawn(async move { ensure(&other_store, &other_wish).await });
+    fake.wait_open(1).await;
+    let mut second = Box::pin(ensure(&store, &wish));
+    assert!(futures::poll!(&mut second).is_pending());
+    first.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    fake.release();
+    second.await.expect("the image");
+    assert_eq!((fake.count("manifests"), fake.count("blobs")), (1, 2), "{:?}", fake.log());
+}
+
+#[tokio::test]
 async fn fr53_a_download_that_nobody_wants_is_stopped_and_leaves_nothing() {
     let fake = Fake::start(100_000, Faults { stall: true, ..Faults::default() }).await;
     let dir = Dir::new();

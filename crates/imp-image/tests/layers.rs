@@ -295,6 +295,18 @@ async fn what_is_hidden_takes_no_room_and_leaves_no_trace() {
 }
 
 #[tokio::test]
+async fn an_image_without_layers_is_an_empty_root() {
+    let tree = tree_of(&[]).await.expect("a disk");
+    assert_eq!(names(&tree), [""]);
+    assert_eq!((tree[&b""[..]].mode, tree[&b""[..]].links), (0o040_755, 2));
+    // And a layer may say what the root is.
+    let mut layer = LayerBuilder::new();
+    layer.entry(b"./", b'5', b"", 0o2750, (7, 8), &[("SCHILY.xattr.user.a", b"b")], b"");
+    let root = &tree_of(&[&layer]).await.expect("a disk")[&b""[..]];
+    assert_eq!((root.permissions(), root.uid, root.gid, root.xattrs.len()), (0o2750, 7, 8, 1));
+}
+
+#[tokio::test]
 async fn the_same_layers_give_the_same_bytes() {
     let mut lower = LayerBuilder::new();
     lower.directory("z", 0o755).file("z/1", 0o644, b"1").file("a", 0o644, &[1; 10_000]).symlink("l", "z/1");

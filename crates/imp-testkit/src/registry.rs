@@ -1,6 +1,7 @@
 //! A real registry: Debian's docker-registry on a free port of the loopback device, with or without a password.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use base64::Engine as _;
 use camino::Utf8Path;
 
 use crate::images::Layout;
+use crate::pki::Authority;
 
 /// How long the registry may take to listen.
 const START: Duration = Duration::from_secs(30);
@@ -20,6 +22,7 @@ pub struct Registry {
     child: Child,
     address: String,
     login: Option<(String, String)>,
+    ca_pem: String,
     /// Configuration, passwords and everything pushed.
     directory: tempfile::TempDir,
 }
@@ -30,7 +33,15 @@ impl Registry {
     /// # Errors
     /// When docker-registry is not installed or does not start.
     pub fn start() -> Result<Self> {
-        Self::start_with(None)
+        Self::start_with(None, None)
+    }
+
+    /// Starts a registry that anyone may use by HTTPS alone, with a certificate of an authority of its own for 127.0.0.1.
+    ///
+    /// # Errors
+    /// When docker-registry is not installed or does not start.
+    pub fn start_with_tls() -> Result<Self> {
+        Self::start_with(None, Some(Authority::new("imp-registry-ca")?))
     }
 
     /// Starts a registry that asks for a user and password (HTTP Basic) for everything.
@@ -38,10 +49,10 @@ impl Registry {
     /// # Errors
     /// When docker-registry or htpasswd is not installed, or the registry does not start.
     pub fn start_with_login(user: &str, password: &str) -> Result<Self> {
-        Self::start_with(Some((user.to_owned(), password.to_owned())))
+        Self::start_with(Some((user.to_owned(), password.to_owned())), None)
     }
 
-    fn start_with(login: Option<(String, String)>) -> Result<Self> {
+    fn start_with(login: Option<(String, String)>, authority: Option<Authority>) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("imp-registry-").tempdir().context("make a directory")?;
         let root =
@@ -50,6 +61,13 @@ impl Registry {
             "version: 0.1\nlog:\n  level: info\nstorage:\n  filesystem:\n    rootdirectory: {root}/data\n\
              http:\n  addr: 127.0.0.1:0\n"
         );
+        if let Some(authority) = &authority {
+            let identity = authority.issue("registry", &[], &[], &[Ipv4Addr::LOCALHOST.into()])?;
+            for (name, pem) in [("tls.crt", &identity.certificate), ("tls.key", &identity.key)] {
+                std::fs::write(root.join(name), pem).with_context(|| format!("write {root}/{name}"))?;
+            }
+            config.push_str(&format!("  tls:\n    certificate: {root}/tls.crt\n    key: {root}/tls.key\n"));
+        }
         if let Some((user, password)) = &login {
             let passwords = root.join("htpasswd");
             std::fs::write(&passwords, htpasswd(user, password)?)
@@ -69,7 +87,8 @@ impl Registry {
                 "start docker-registry through setpriv (Debian packages docker-registry and util-linux)",
             )?;
         let stderr = child.stderr.take().context("docker-registry has no standard error")?;
-        let mut registry = Self { child, address: String::new(), login, directory };
+        let ca_pem = authority.map(|authority| authority.certificate().to_owned()).unwrap_or_default();
+        let mut registry = Self { child, address: String::new(), login, ca_pem, directory };
         registry.address = wait_for_address(stderr)?;
         Ok(registry)
     }
@@ -84,6 +103,12 @@ impl Registry {
     #[must_use]
     pub fn reference(&self, name_and_tag: &str) -> String {
         format!("{}/{name_and_tag}", self.address)
+    }
+
+    /// The authority of its certificate; empty unless it was started with TLS.
+    #[must_use]
+    pub fn ca_pem(&self) -> &[u8] {
+        self.ca_pem.as_bytes()
     }
 
     /// A kubernetes.io/dockerconfigjson document with the right password; `{"auths":{}}` if none is asked for.

@@ -403,7 +403,9 @@ impl Repository {
 
     fn unauthorized(&self, detail: &str) -> ImageError {
         let tried = match self.credentials.as_slice() {
-            [Credentials::Anonymous] => "no pull secret matches it".to_owned(),
+            [Credentials::Anonymous] => {
+                "it does not exist there or is private, and no pull secret matches it".to_owned()
+            }
             [_] => "the matching pull secret was not accepted".to_owned(),
             all => format!("none of {} matching pull secrets was accepted", all.len()),
         };
@@ -505,3 +507,6 @@ fn chain(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

@@ -67,6 +67,8 @@ impl ImageStore {
     /// Removes the disks that are not in use and were not asked for since `unused_for`, and the layers that were fetched before
     /// and are in a disk already.
     ///
+    /// Call it when every VM that survived a restart holds its [`crate::RootDisk`] again (see [`ImageStore::lookup`]).
+    ///
     /// # Errors
     /// When the store cannot be read or written.
     pub async fn collect(&self, unused_for: Duration) -> Result<Collected, ImageError> {

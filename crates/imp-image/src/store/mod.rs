@@ -214,6 +214,19 @@ impl Inner {
     }
 }
 
+/// This machine's architecture as OCI names it (Go's GOARCH), e.g. "amd64".
+#[must_use]
+pub fn host_architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        "powerpc64" => "ppc64le",
+        "loongarch64" => "loong64",
+        other => other,
+    }
+}
+
 fn parse_digest(text: &str) -> Result<Digest, ImageError> {
     text.parse().map_err(|problem| ImageError::InvalidReference { input: text.to_owned(), problem })
 }

@@ -229,8 +229,7 @@ impl Inner {
             let key = resolved.digest.to_string();
             let begin = |progress| inner.make_alone(resolved, origin, progress);
             match self.images.run(&key, progress, begin).await {
-                // Their credentials or registry, not ours.
-                (Err(_), true) => {}
+                (Err(error), true) if error.depends_on_who_asks() => {}
                 (result, _) => return result,
             }
         }
@@ -315,12 +314,12 @@ impl Inner {
                 }
             };
             match self.blobs.run(&key, &unused, begin).await {
-                (Err(_), true) => {}
+                (Err(error), true) if error.depends_on_who_asks() => {}
                 (Ok(()), true) => {
                     advance(progress, size);
                     return Ok(());
                 }
-                (result, false) => return result,
+                (result, _) => return result,
             }
         }
     }
