@@ -106,7 +106,7 @@ async fn bind(address: std::net::SocketAddr, what: &str) -> anyhow::Result<TcpLi
 /// # Errors
 /// When neither can be used.
 pub async fn client(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<kube::Client> {
-    let config = match kubeconfig {
+    let mut config = match kubeconfig {
         Some(path) => {
             let file = kube::config::Kubeconfig::read_from(path)
                 .with_context(|| format!("kubeconfig {} cannot be read", path.display()))?;
@@ -118,6 +118,8 @@ pub async fn client(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<kube
             kube::Config::incluster().context("this is no pod with a service account; give --kubeconfig")?
         }
     };
+    // Every part tries again by itself, with what is true by then.
+    config.default_retry = false;
     kube::Client::try_from(config).context("no client of the API server can be made")
 }
 

@@ -190,6 +190,7 @@ impl Operator {
         // Given the file, the client reads it again as it is rotated.
         config.auth_info.token_file = Some(self.token_file.display().to_string());
         config.read_timeout = Some(TIMEOUT);
+        config.default_retry = false;
         let client = Client::try_from(config)
             .map_err(|error| OperatorError::Call { url: self.url.clone(), source: Box::new(error) })?;
         let connection = Connection { client, ca };

@@ -1,7 +1,10 @@
 //! The agent between a real API server and a scripted runtime.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 mod support;
 
+use futures::StreamExt as _;
 use imp_proto::v1::*;
 use imp_testkit::controlplane::{Component, ControlPlane, Options};
 use imp_testkit::wait::wait_for;
@@ -67,11 +70,23 @@ async fn a_bound_vm_is_put_and_runs_with_two_status_writes() {
         stage.runtime.known(|known| !known.specs.contains_key(&unbound.uid().unwrap())),
         "only bound VMs are put"
     );
-    let writes = |vm: &imp_api::ImpVM| {
-        let mut fields = vm.managed_fields().iter().filter(|f| f.manager.as_deref() == Some("imp-agent"));
-        (fields.next().is_some(), fields.next().is_some())
-    };
-    assert_eq!(writes(&running), (true, false), "one field manager");
+    // Every write is a modification that a watch sees.
+    let bound_at = bound.resource_version().unwrap();
+    let params = kube::api::WatchParams::default().fields("metadata.name=a");
+    let changes = vms(&stage.client).watch(&params, &bound_at).await.unwrap();
+    let seen: Vec<String> = changes
+        .filter_map(async |event| match event {
+            Ok(kube::api::WatchEvent::Modified(vm)) => Some((phase(&vm), vm.resource_version())),
+            _ => None,
+        })
+        .scan(false, |done, (phase, version)| {
+            let end = std::mem::replace(done, version == running.resource_version());
+            std::future::ready((!end).then_some(phase))
+        })
+        .take(2)
+        .collect()
+        .await;
+    assert_eq!(seen, ["Starting", "Running"], "two writes of the agent's from binding to Running");
     // Usage is no news: nothing is written for it.
     let version = running.resource_version();
     stage

@@ -226,15 +226,16 @@ impl Runtime for FakeRuntime {
             let say = async |message| answers.send(Ok(ExecResponse { message: Some(message) })).await;
             let _ = say(Out::Started(())).await;
             let _ = say(Out::Stderr(bytes::Bytes::from("started\n"))).await;
-            while start.stdin {
+            let mut open = start.stdin;
+            while open {
                 match requests.message().await {
                     Ok(Some(ExecRequest { message: Some(In::Stdin(data)) })) => {
-                        drop(say(Out::Stdout(data)).await)
+                        drop(say(Out::Stdout(data)).await);
                     }
                     Ok(Some(ExecRequest { message: Some(In::Resize(size)) })) => {
                         drop(say(Out::Stdout(format!("{}x{}\n", size.width, size.height).into())).await);
                     }
-                    Ok(Some(ExecRequest { message: Some(In::CloseStdin(())) }) | None) | Err(_) => break,
+                    Ok(Some(ExecRequest { message: Some(In::CloseStdin(())) }) | None) | Err(_) => open = false,
                     Ok(Some(_)) => {}
                 }
             }
@@ -380,8 +381,8 @@ pub async fn wait_vm(client: &Client, name: &str, what: &str, check: impl Fn(&Im
     .unwrap()
 }
 
-/// Starts the agent in this process.
-pub fn agent(client: &Client, socket: &Path) -> tokio::task::JoinHandle<()> {
+/// How these tests configure the agent.
+pub fn config(socket: &Path) -> imp_agent::config::Config {
     use clap::Parser as _;
     let mut config = imp_agent::config::Config::parse_from([
         "imp-agent",
@@ -399,6 +400,11 @@ pub fn agent(client: &Client, socket: &Path) -> tokio::task::JoinHandle<()> {
     config.runtime_socket = socket.to_owned();
     config.timings.orphan_grace = Duration::from_millis(100);
     config.timings.runtime_lost = Duration::from_millis(200);
-    let client = client.clone();
+    config
+}
+
+/// Starts the agent in this process.
+pub fn agent(client: &Client, socket: &Path) -> tokio::task::JoinHandle<()> {
+    let (config, client) = (config(socket), client.clone());
     tokio::spawn(async move { imp_agent::run(config, client).await.unwrap() })
 }

@@ -29,6 +29,8 @@ pub(super) async fn connect(flags: &Flags) -> anyhow::Result<Cluster> {
         .context("the kubeconfig cannot be used")?;
     // A stream may be silent for as long as it likes.
     config.read_timeout = None;
+    // A node that is away is told at once, not after a minute of trying.
+    config.default_retry = false;
     let namespace = flags.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
     let client = Client::try_from(config).context("no client of the API server can be made")?;
     Ok(Cluster { client, namespace })

@@ -61,6 +61,12 @@ impl ApiError {
     #[must_use]
     pub fn from_node(status: &tonic::Status) -> Self {
         let message = status.message();
+        // A status with a source is of the connection: e.g. the agent did not like our certificate.
+        if std::error::Error::source(status).is_some() {
+            return Self::unavailable(format!(
+                "the connection to the agent of the VM's node broke: {message}"
+            ));
+        }
         match status.code() {
             tonic::Code::NotFound => Self::not_found(message),
             tonic::Code::FailedPrecondition => Self::conflict(message),

@@ -28,6 +28,7 @@ mod log;
 pub mod node;
 mod pump;
 mod query;
+pub mod server;
 
 use authn::{PeerCertificates, RequestHeader, User};
 use error::ApiError;

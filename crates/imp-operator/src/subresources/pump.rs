@@ -121,8 +121,9 @@ async fn to_client<K: Kind>(
         match answers.message().await {
             Ok(Some(answer)) => match K::output(answer) {
                 Output::Data(channel, data) => {
-                    sink.send(Message::Binary(channels::encode(channel, &data))).await.ok()?
+                    sink.send(Message::Binary(channels::encode(channel, &data))).await.ok()?;
                 }
+
                 Output::Outcome(status) => return Some(*status),
                 Output::Nothing => {}
             },
