@@ -72,8 +72,8 @@ struct Stage {
     authority: Arc<Authority>,
     nodes: NodeTls,
     runtime: FakeRuntime,
-    _serving: Serving,
-    _dir: tempfile::TempDir,
+    serving: Option<Serving>,
+    dir: tempfile::TempDir,
 }
 
 impl Stage {
@@ -105,7 +105,7 @@ impl Stage {
         create(&client, "a", json!({"classRef": {"name": "small"}, "image": "app:1"})).await;
         bind(&client, "a").await;
         wait_vm(&client, "a", "Running", |vm| phase(vm) == "Running").await;
-        let stage = Self { plane, client, authority, nodes, runtime, _serving: serving, _dir: dir };
+        let stage = Self { plane, client, authority, nodes, runtime, serving: Some(serving), dir };
         wait_for(PATIENCE, "the log of the VM", async || {
             stage.log(&stage.client, "tailLines=1").await.map_err(|e| e.to_string())
         })
@@ -368,10 +368,10 @@ async fn secrets_go_to_the_runtime_and_again_when_it_was_restarted() {
     let spec = stage.runtime.known(|known| known.specs[&uid].clone());
     assert!(spec.needs_secrets && spec.workload.unwrap().env.is_empty());
     // The runtime holds them in memory only; its VMs live on.
-    let socket = stage._dir.path().join("runtime.sock");
+    let socket = stage.dir.path().join("runtime.sock");
     stage.runtime.known(|known| known.secrets.clear());
-    drop(std::mem::replace(&mut stage._serving, stage.runtime.serve(&socket)));
-    stage._serving = stage.runtime.serve(&socket);
+    stage.serving = None;
+    stage.serving = Some(stage.runtime.serve(&socket));
     assert_eq!(secrets(&stage).await, "s3cret");
 }
 

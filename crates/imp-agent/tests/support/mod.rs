@@ -235,7 +235,9 @@ impl Runtime for FakeRuntime {
                     Ok(Some(ExecRequest { message: Some(In::Resize(size)) })) => {
                         drop(say(Out::Stdout(format!("{}x{}\n", size.width, size.height).into())).await);
                     }
-                    Ok(Some(ExecRequest { message: Some(In::CloseStdin(())) }) | None) | Err(_) => open = false,
+                    Ok(Some(ExecRequest { message: Some(In::CloseStdin(())) }) | None) | Err(_) => {
+                        open = false
+                    }
                     Ok(Some(_)) => {}
                 }
             }
