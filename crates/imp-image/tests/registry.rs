@@ -208,6 +208,50 @@ async fn fr106_nested_indexes_attestations_and_other_platforms() {
 }
 
 #[tokio::test]
+async fn fr106_an_index_in_a_registry_gives_each_architecture_its_image() {
+    let registry = Registry::start().unwrap();
+    let (dir, store_dir) = (Dir::new(), Dir::new());
+    let mut manifests = Vec::new();
+    for architecture in ["arm64", "amd64", "s390x"] {
+        let image = ImageBuilder::new()
+            .architecture(architecture)
+            .layer(marked(architecture).finish(), Compression::Gzip);
+        manifests.push(image.write_blobs(dir.path()).unwrap());
+    }
+    // As buildx adds them.
+    manifests[2]["platform"] = json!({"os": "unknown", "architecture": "unknown"});
+    manifests[2]["annotations"] = json!({"vnd.docker.reference.type": "attestation-manifest"});
+    indexed(&dir, INDEX, &json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}));
+    let layout = Layout { directory: dir.path().to_owned(), tag: "t".into() };
+    let reference = registry.push(&layout, "app:multi").unwrap();
+    let store = ImageStore::open(store_dir.path()).unwrap();
+    for architecture in ["amd64", "arm64"] {
+        let wish = EnsureRequest { architecture: architecture.into(), ..request(&reference) };
+        let disk = ensure(&store, &wish).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+        assert_eq!(common::erofs::read(&disk.path)[&b"mark"[..]].data, architecture.as_bytes());
+    }
+    let wish = EnsureRequest { architecture: "s390x".into(), ..request(&reference) };
+    assert!(matches!(ensure(&store, &wish).await, Err(ImageError::NotFound { .. })));
+}
+
+#[tokio::test]
+async fn fr106_dockers_media_types_with_zstd() {
+    let (dir, store_dir) = (Dir::new(), Dir::new());
+    let image = ImageBuilder::new().layer(marked("docker").finish(), Compression::Zstd);
+    let descriptor = image.write_blobs(dir.path()).unwrap();
+    let hex = descriptor["digest"].as_str().unwrap().trim_start_matches("sha256:");
+    let manifest = std::fs::read_to_string(dir.join(&format!("blobs/sha256/{hex}"))).unwrap();
+    let mut manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
+    let docker = "application/vnd.docker.distribution.manifest.v2+json";
+    manifest["mediaType"] = docker.into();
+    manifest["config"]["mediaType"] = "application/vnd.docker.container.image.v1+json".into();
+    manifest["layers"][0]["mediaType"] = "application/vnd.docker.image.rootfs.diff.tar.zstd".into();
+    let reference = indexed(&dir, docker, &manifest);
+    let store = ImageStore::open(store_dir.path()).unwrap();
+    assert_eq!(mark_of(&reference, &store).await.unwrap(), "docker");
+}
+
+#[tokio::test]
 async fn fr106_what_is_no_image_is_refused_clearly() {
     let store_dir = Dir::new();
     let store = ImageStore::open(store_dir.path()).unwrap();

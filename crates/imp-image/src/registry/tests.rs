@@ -21,7 +21,7 @@ async fn https_trusts_the_configured_authority_and_no_stranger() {
     assert_eq!(Digest::of(&bytes), digest);
     match by_https(&registry, &RegistryOptions::default()).manifest("v1", &limits).await {
         Err(FetchError::Passing(problem)) => {
-            assert!(problem.to_lowercase().contains("certificate"), "{problem}")
+            assert!(problem.to_lowercase().contains("certificate"), "{problem}");
         }
         other => panic!("a stranger was trusted: {other:?}"),
     }
