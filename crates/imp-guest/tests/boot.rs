@@ -269,8 +269,9 @@ async fn exec_on_a_terminal(client: &mut Client) {
     running.send(exec_request::Message::Stdin("stty size\n".into())).await;
     running.until("50 132\r\n").await;
     // Ctrl-C ends the foreground job, not the shell.
-    running.send(exec_request::Message::Stdin("sleep 1000\n".into())).await;
-    running.until("sleep 1000\r\n").await;
+    running.send(exec_request::Message::Stdin("echo in $((41 + 1)); sleep 1000\n".into())).await;
+    // Not before the shell has handed the terminal on.
+    running.until("in 42\r\n").await;
     running.send(exec_request::Message::Stdin("\x03".into())).await;
     running.send(exec_request::Message::Stdin("exit 9\n".into())).await;
     assert_eq!(running.finish().await.2.code, 9);
