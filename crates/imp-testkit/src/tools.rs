@@ -145,14 +145,19 @@ fn complete(module: &Module, dir: &Utf8Path) -> bool {
 fn version(module: &Module, go_mod: &str) -> Result<String> {
     go_mod
         .lines()
-        .find_map(|line| {
-            line.trim().trim_start_matches("require ").strip_prefix(module.path)?.split_whitespace().next()
-        })
-        .map(str::to_owned)
+        .filter_map(|line| line.trim().trim_start_matches("require ").split_once(' '))
+        .find(|(path, _)| *path == module.path)
+        .and_then(|(_, version)| version.split_whitespace().next().map(str::to_owned))
         .with_context(|| format!("xtask/go/{}/go.mod does not require {}", module.name, module.path))
 }
 
 fn build(module: &Module, source: &Utf8Path, version: &str, cache: &Utf8Path, dir: &Utf8Path) -> Result<()> {
+    // Under the lock nobody else builds: what is there was left by a build that was killed.
+    for entry in cache.read_dir_utf8().with_context(|| format!("read {cache}"))?.flatten() {
+        if entry.file_name().starts_with(&format!(".{}-", module.name)) {
+            std::fs::remove_dir_all(entry.path()).with_context(|| format!("remove {}", entry.path()))?;
+        }
+    }
     let temporary = tempfile::Builder::new()
         .prefix(&format!(".{}-", module.name))
         .tempdir_in(cache)
@@ -162,7 +167,7 @@ fn build(module: &Module, source: &Utf8Path, version: &str, cache: &Utf8Path, di
         // Standard error may be closed; the build goes on without the notice.
         let _ = writeln!(std::io::stderr(), "building {program} {version} (once; kept in {cache})");
         let mut command = Command::new("go");
-        command.current_dir(source).env("CGO_ENABLED", "0").args(["build", "-trimpath", "-ldflags"]);
+        command.current_dir(source).env("CGO_ENABLED", "0").args(["build", "-ldflags"]);
         command.arg(format!(
             "-s -w -X k8s.io/component-base/version.gitVersion={version} \
              -X k8s.io/component-base/version.gitMajor={major} -X k8s.io/component-base/version.gitMinor={minor}"
