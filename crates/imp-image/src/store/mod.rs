@@ -28,7 +28,8 @@ use tokio::sync::watch;
 pub enum PullPolicy {
     /// Resolve the tag every time; what is cached by digest is not fetched again.
     Always,
-    /// Only when the reference is not cached.
+    /// Only when the reference is not cached. What is cached is handed out whatever the credentials, as a kubelet does unless told
+    /// otherwise; where that matters, use Always.
     IfNotPresent,
     /// Never. Images in files are read all the same: there is nothing to pull.
     Never,
