@@ -133,13 +133,9 @@ fn dependencies() -> Result<()> {
     eprintln!(
         "note: advisories are not checked here: `{program} check advisories` does, with network access"
     );
-    netns::run(Command::new(&program).current_dir(workspace::root()).args([
-        "--offline",
-        "check",
-        "bans",
-        "licenses",
-        "sources",
-    ]))
+    netns::run(
+        Command::new(&program).current_dir(workspace::root()).args(["check", "bans", "licenses", "sources"]),
+    )
 }
 
 fn run_suite(suite: Suite) -> Result<()> {

@@ -37,6 +37,8 @@ pub enum Condition {
     Socket(Utf8PathBuf),
     /// Something accepts connections on this TCP address.
     Tcp(SocketAddr),
+    /// This file exists.
+    File(Utf8PathBuf),
 }
 
 /// How long a condition may take.
@@ -45,12 +47,13 @@ const CONDITION_TIMEOUT: Duration = Duration::from_secs(120);
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 
 impl Condition {
-    /// Waits until the condition holds. A connection is tried anew every 20 ms: nobody tells when a server starts to listen.
+    /// Waits until the condition holds. It is looked at anew every 20 ms: nobody tells when a server starts to listen.
     fn wait(&self) -> Result<()> {
         let end = Instant::now() + CONDITION_TIMEOUT;
         loop {
             let error = match self {
                 Self::Socket(path) => UnixStream::connect(path).err(),
+                Self::File(path) => std::fs::metadata(path).err(),
                 Self::Tcp(address) => TcpStream::connect_timeout(address, Duration::from_secs(1)).err(),
             };
             let Some(error) = error else { return Ok(()) };
@@ -64,7 +67,7 @@ impl Condition {
                     | ErrorKind::NetworkUnreachable
             );
             if hopeless || Instant::now() > end {
-                bail!("nothing listens at {self:?}: {error}");
+                bail!("{self:?}: {error}");
             }
             std::thread::sleep(Duration::from_millis(20));
         }

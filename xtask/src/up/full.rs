@@ -3,13 +3,15 @@
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use imp_testkit::cluster::Cluster;
 use imp_testkit::cluster::layout::{REGISTRY_HOST, REGISTRY_PORT};
 use imp_testkit::netns;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
 use kube::runtime::wait::await_condition;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 
 use super::{Built, Place, hello, registry};
 use crate::images::{REGISTRY, TAG};
@@ -20,6 +22,9 @@ use crate::workspace;
 pub(super) const NAMESPACE: &str = "imp-system";
 /// Address of the operator's Service. It is fixed because the cluster has no DNS: the agents' pods know it by /etc/hosts.
 pub(super) const OPERATOR_SERVICE_IP: &str = "198.19.0.100";
+
+/// How long Imp's pods may take to be ready.
+const PODS_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Nodes, Imp, a VM.
 pub(super) async fn start(
@@ -87,8 +92,31 @@ async fn pods_ready(client: &Client, nodes: i32) -> Result<()> {
         await_condition(daemon_sets.clone(), "imp-runtime", ready).await?;
         await_condition(daemon_sets, "imp-agent", ready).await
     };
-    tokio::time::timeout(Duration::from_secs(90), all).await.map_err(|_| {
-        anyhow::anyhow!("Imp's pods were not ready within 90 s; `kubectl -n {NAMESPACE} get pods` and `kubectl -n {NAMESPACE} logs` say why")
-    })??;
-    Ok(())
+    if let Ok(result) = tokio::time::timeout(PODS_TIMEOUT, all).await {
+        return result.map(drop).context("watch Imp's pods");
+    }
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    let stories: Vec<String> =
+        pods.list(&ListParams::default()).await?.items.iter().filter_map(unready).collect();
+    bail!(
+        "Imp's pods were not ready within {} s: {}; `kubectl -n {NAMESPACE} logs POD` and `describe pod POD` say more",
+        PODS_TIMEOUT.as_secs(),
+        if stories.is_empty() { "there are none".to_owned() } else { stories.join(", ") }
+    )
+}
+
+/// A pod that is not ready, and what it waits for.
+fn unready(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let conditions = status.conditions.iter().flatten();
+    if conditions.clone().any(|c| c.type_ == "Ready" && c.status == "True") {
+        return None;
+    }
+    let waiting = status
+        .container_statuses
+        .iter()
+        .flatten()
+        .find_map(|c| c.state.as_ref()?.waiting.as_ref()?.reason.clone());
+    let reason = waiting.or_else(|| conditions.clone().find_map(|c| c.message.clone())).unwrap_or_default();
+    Some(format!("{} ({reason})", pod.name_any()))
 }

@@ -12,7 +12,7 @@ use imp_testkit::cluster::Cluster;
 use imp_testkit::cluster::layout::{HUB_IP, REGISTRY_HOST, REGISTRY_PORT, node_ip, node_name};
 use imp_testkit::files::write_private;
 use imp_testkit::netns;
-use imp_testkit::services::Service;
+use imp_testkit::services::{Condition, Service};
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use kube::api::{Patch, PatchParams, PostParams};
@@ -34,14 +34,16 @@ pub(super) async fn start(
     built: &Built,
     cluster: &mut Cluster,
 ) -> Result<()> {
-    let manifests = progress.step("render the charts", || manifests(place, built))?;
-    let client = progress.wait("API server ready", cluster.wait_api()).await?;
+    // What needs no API server is done while that starts.
+    progress.step("start the nodes", || start_nodes(built, cluster))?;
     progress.step("example's image into the registry", || {
         registry::push(cluster, &built.images.busybox, "busybox:1.35")
     })?;
+    let manifests = progress.step("render the charts", || manifests(place, built))?;
+    let client = progress.wait("API server ready", cluster.wait_api()).await?;
     progress.step("apply definitions, roles, services", || apply(place, built, &manifests))?;
     progress.wait("node and tokens", prepare(cluster, &client)).await?;
-    progress.step("start Imp's programs", || start_programs(built, cluster))?;
+    progress.step("start the operator", || start_operator(built, cluster))?;
     hello::run(progress, place, built, &client).await
 }
 
@@ -222,22 +224,32 @@ async fn write_credentials(
         "users": [{"name": account, "user": {"token": token}}],
         "contexts": [{"name": "cluster", "context": {"cluster": "cluster", "user": account, "namespace": NAMESPACE}}],
     });
-    write_private(&layout.pki().join(format!("{pod}.kubeconfig")), &kubeconfig.to_string())
+    // Whole or not at all: the agent is started as soon as the file is there.
+    let new = layout.pki().join(format!("{pod}.kubeconfig.new"));
+    write_private(&new, &kubeconfig.to_string())?;
+    fs::rename(&new, layout.pki().join(format!("{pod}.kubeconfig"))).with_context(|| format!("rename {new}"))
 }
 
-/// The operator in the hub; runtime and agent on each node, kept running by its PID 1.
-fn start_programs(built: &Built, cluster: &mut Cluster) -> Result<()> {
+fn log_filter() -> String {
+    std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned())
+}
+
+/// The operator in the hub.
+fn start_operator(built: &Built, cluster: &mut Cluster) -> Result<()> {
     let pki = cluster.config().layout.pki();
-    let log = std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned());
     let environment = [
         ("KUBECONFIG", pki.join("imp-controller-manager.kubeconfig").into_string()),
         ("POD_NAME", "imp-controller-manager".to_owned()),
         ("POD_NAMESPACE", NAMESPACE.to_owned()),
-        ("RUST_LOG", log.clone()),
+        ("RUST_LOG", log_filter()),
     ];
-    cluster.start_in_hub("imp-operator", built.programs.path("imp-operator").as_str(), &[], &environment)?;
+    cluster.start_in_hub("imp-operator", built.programs.path("imp-operator").as_str(), &[], &environment)
+}
+
+/// Runtime and, once it has its credentials, agent on each node, kept running by its PID 1.
+fn start_nodes(built: &Built, cluster: &mut Cluster) -> Result<()> {
     for index in 1..=cluster.config().nodes {
-        let services = services(built, cluster, index, &log)?;
+        let services = services(built, cluster, index, &log_filter())?;
         cluster.start_light_node(index, services, &shared(built))?;
     }
     Ok(())
@@ -284,10 +296,11 @@ fn services(built: &Built, cluster: &Cluster, index: u8, log: &str) -> Result<Ve
         &[format!("--boot-dir={boot}"), format!("--insecure-registry={REGISTRY_HOST}:{REGISTRY_PORT}")],
     );
     let port = imp_api::names::port::OPERATOR_API;
-    let agent = service(
+    let kubeconfig = pki.join(format!("imp-agent-{name}.kubeconfig"));
+    let mut agent = service(
         "imp-agent",
         &[
-            ("KUBECONFIG", pki.join(format!("imp-agent-{name}.kubeconfig")).into_string()),
+            ("KUBECONFIG", kubeconfig.to_string()),
             ("IMP_TOKEN_FILE", pki.join(format!("imp-agent-{name}.token")).into_string()),
             ("NODE_IP", node_ip(index).to_string()),
             ("POD_NAMESPACE", NAMESPACE.to_owned()),
@@ -295,5 +308,7 @@ fn services(built: &Built, cluster: &Cluster, index: u8, log: &str) -> Result<Ve
         ],
         &[],
     );
+    // The kubeconfig is written last.
+    agent.after = Some(Condition::File(kubeconfig));
     Ok(vec![runtime, agent])
 }
