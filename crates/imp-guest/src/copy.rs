@@ -1,5 +1,6 @@
 //! Files in and out, as tar streams. The tar is read and written by threads whose root is the workload's.
 
+use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
@@ -125,10 +126,38 @@ pub(crate) fn copy_from(
     Ok(ReceiverStream::new(receiver))
 }
 
+/// A writer that can be stopped: `tar::Builder` ends its archive properly even when dropped after an error, and half a
+/// copy must not look like a whole one.
+struct Stoppable<'a, W> {
+    inner: W,
+    stopped: &'a Cell<bool>,
+}
+
+impl<W: Write> Write for Stoppable<'_, W> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        if self.stopped.get() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        self.inner.write(data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
 fn pack(writer: impl Write, path: &Path) -> Result<()> {
-    let name = path.file_name().map_or_else(|| PathBuf::from("."), PathBuf::from);
-    let mut builder = tar::Builder::new(writer);
+    let stopped = Cell::new(false);
+    let mut builder = tar::Builder::new(Stoppable { inner: writer, stopped: &stopped });
     builder.follow_symlinks(false);
+    let appended = append_tree(&mut builder, path);
+    stopped.set(appended.is_err());
+    appended?;
+    builder.into_inner().and_then(|mut w| w.flush()).context("end the archive")
+}
+
+fn append_tree<W: Write>(builder: &mut tar::Builder<W>, path: &Path) -> Result<()> {
+    let name = path.file_name().map_or_else(|| PathBuf::from("."), PathBuf::from);
     let mut pending = vec![(path.to_owned(), name)];
     while let Some((path, name)) = pending.pop() {
         let metadata =
@@ -149,7 +178,7 @@ fn pack(writer: impl Write, path: &Path) -> Result<()> {
             }
         }
     }
-    builder.into_inner().and_then(|mut w| w.flush()).context("end the archive")
+    Ok(())
 }
 
 #[cfg(test)]
@@ -186,6 +215,8 @@ mod tests {
         assert!(unpack(&packed[..5_000], dir.path()).is_err());
         assert!(unpack(&packed[..], &dir.path().join("missing")).is_err());
         assert!(unpack(&packed[..], &file).is_err());
-        assert!(pack(Vec::new(), &dir.path().join("missing")).is_err());
+        let mut nothing = Vec::new();
+        assert!(pack(&mut nothing, &dir.path().join("missing")).is_err());
+        assert!(nothing.is_empty(), "no end of an archive after an error");
     }
 }

@@ -26,7 +26,7 @@ fn test<F: Future<Output = ()>>(body: F) {
     vm::boot_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(90), body).await.expect("the test hangs")
+        tokio::time::timeout(Duration::from_secs(90), body).await.expect("the test hangs");
     });
 }
 
