@@ -11,9 +11,10 @@ use std::time::Duration;
 use futures::{StreamExt as _, TryStreamExt as _};
 use imp_api::ImpVM;
 use imp_proto::v1;
+use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, watcher};
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Resource as _, ResourceExt as _};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -52,6 +53,8 @@ pub struct Memory {
     put: Option<Put>,
     /// On which connection the deletion was asked for.
     deletion: Option<u64>,
+    /// The runtime said that nothing is left, which the object may not say yet.
+    gone: bool,
     /// When the status was last written.
     written: Option<Instant>,
     /// When the VM's current report was first worth a write.
@@ -101,7 +104,7 @@ struct Vms {
 
 /// Runs the controller until `runtime` ends.
 pub async fn run(context: Arc<Context>, mut runtime: mpsc::Receiver<RuntimeEvent>) {
-    let api = Api::<ImpVM>::all(context.client.0.clone());
+    let api = Api::<DeserializeGuard<ImpVM>>::all(context.client.0.clone());
     let bound = watcher::Config::default().fields(&format!("status.nodeName={}", context.node));
     let mut objects = watcher(api, bound).default_backoff().boxed();
     let mut vms = Vms {
@@ -142,17 +145,17 @@ pub async fn run(context: Arc<Context>, mut runtime: mpsc::Receiver<RuntimeEvent
 }
 
 impl Vms {
-    fn on_object(&mut self, event: watcher::Event<ImpVM>) {
+    fn on_object(&mut self, event: watcher::Event<DeserializeGuard<ImpVM>>) {
         match event {
             watcher::Event::Init => self.listing.clear(),
             watcher::Event::InitApply(object) => {
-                self.listing.extend(object.uid());
+                self.listing.extend(object.meta().uid.clone());
                 self.on_applied(object);
             }
             watcher::Event::Apply(object) => self.on_applied(object),
             watcher::Event::Delete(object) => {
-                if let Some(uid) = object.uid() {
-                    self.on_gone(&uid);
+                if let Some(uid) = &object.meta().uid {
+                    self.on_gone(uid);
                 }
             }
             watcher::Event::InitDone => {
@@ -167,7 +170,17 @@ impl Vms {
         }
     }
 
-    fn on_applied(&mut self, object: ImpVM) {
+    fn on_applied(&mut self, object: DeserializeGuard<ImpVM>) {
+        let object = match object.0 {
+            Ok(object) => object,
+            // Of another version of the CRD, perhaps. What is known of the VM stands, and nothing is ended for it.
+            Err(invalid) => {
+                let name = invalid.metadata.name.as_deref().unwrap_or_default();
+                let namespace = invalid.metadata.namespace.as_deref();
+                tracing::error!(vm = name, namespace, error = %invalid.error, "an ImpVM is not understood and left alone: is imp-agent of the version of the CRDs?");
+                return;
+            }
+        };
         let Some(uid) = object.uid() else { return };
         self.context.bound.insert(&object);
         self.vms.entry(uid.clone()).or_default().object = Some(Arc::new(object));

@@ -73,19 +73,14 @@ async fn a_bound_vm_is_put_and_runs_with_two_status_writes() {
     // Every write is a modification that a watch sees.
     let bound_at = bound.resource_version().unwrap();
     let params = kube::api::WatchParams::default().fields("metadata.name=a");
-    let changes = vms(&stage.client).watch(&params, &bound_at).await.unwrap();
-    let seen: Vec<String> = changes
-        .filter_map(async |event| match event {
-            Ok(kube::api::WatchEvent::Modified(vm)) => Some((phase(&vm), vm.resource_version())),
-            _ => None,
-        })
-        .scan(false, |done, (phase, version)| {
-            let end = std::mem::replace(done, version == running.resource_version());
-            std::future::ready((!end).then_some(phase))
-        })
-        .take(2)
-        .collect()
-        .await;
+    let mut changes = vms(&stage.client).watch(&params, &bound_at).await.unwrap().boxed();
+    let mut seen = Vec::new();
+    while let Some(Ok(kube::api::WatchEvent::Modified(vm))) = changes.next().await {
+        seen.push(phase(&vm));
+        if vm.resource_version() == running.resource_version() {
+            break;
+        }
+    }
     assert_eq!(seen, ["Starting", "Running"], "two writes of the agent's from binding to Running");
     // Usage is no news: nothing is written for it.
     let version = running.resource_version();
@@ -240,4 +235,45 @@ async fn a_missing_class_is_told_and_waited_for() {
     let classes = kube::Api::<imp_api::ImpVMClass>::all(stage.client.clone());
     classes.create(&Default::default(), &serde_json::from_value(class).unwrap()).await.unwrap();
     wait_vm(&stage.client, "a", "Running", |vm| phase(vm) == "Running").await;
+}
+
+#[tokio::test]
+async fn the_node_tells_how_it_is_and_when_its_runtime_is_away() {
+    let stage = Stage::set(true).await;
+    let serving = stage.runtime.serve(&stage.socket());
+    let _agent = agent(&stage.client, &stage.socket());
+    let profiles = kube::Api::<imp_api::ClusterImpNodeProfile>::all(stage.client.clone());
+    let ready = async |wanted: &str| {
+        wait_for(PATIENCE, &format!("the profile's Ready to be {wanted}"), async || {
+            let profile = profiles.get(NODE).await.map_err(|e| e.to_string())?;
+            let found = profile
+                .status
+                .iter()
+                .flat_map(|s| &s.conditions)
+                .any(|c| c.type_ == "Ready" && c.status == wanted);
+            if found { Ok(profile) } else { Err(format!("{:?}", profile.status)) }
+        })
+        .await
+        .unwrap()
+    };
+    let status = ready("True").await.status.unwrap();
+    assert_eq!(status.capacity.unwrap().cpus, Some(4));
+    assert!(!status.vmms[0].hardware_virtualization, "emulation is not silent");
+    assert!(status.agent_endpoint.unwrap().starts_with("127.0.0.1:"));
+    let leases = kube::Api::<k8s_openapi::api::coordination::v1::Lease>::namespaced(
+        stage.client.clone(),
+        "imp-system",
+    );
+    wait_for(PATIENCE, "the heartbeat", async || {
+        leases.get("imp-node-node-1").await.map(drop).map_err(|e| e.to_string())
+    })
+    .await
+    .unwrap();
+    drop(serving);
+    ready("False").await;
+    let _serving = stage.runtime.serve(&stage.socket());
+    ready("True").await;
+    // A profile that somebody deleted comes back.
+    profiles.delete(NODE, &DeleteParams::default()).await.unwrap();
+    ready("True").await;
 }

@@ -82,7 +82,8 @@ pub(super) async fn publish(
     let seen = memory.pending.get_or_insert_with(Instant::now).elapsed();
     let state = view.report.as_ref().map(v1::VmStatus::state);
     let wait = status::delay(vm, &desired, state, seen, memory.written.map(|at| at.elapsed()));
-    if !wait.is_zero() {
+    // The operator waits for the release; nothing else is worth more.
+    if !wait.is_zero() && released != Some(true) {
         return Outcome { memory, again: Some(wait), ..Outcome::default() };
     }
     match context.status.apply(vm, &desired).await {

@@ -192,7 +192,7 @@ fn lost(vm: &ImpVM) -> v1::VmStatus {
 /// Asks the runtime to remove the VM. True: nothing is left.
 async fn delete(view: &mut View, vm: &ImpVM, memory: &mut Memory) -> bool {
     memory.blocked = None;
-    if view.removed {
+    if view.removed || memory.gone {
         return true;
     }
     let Some((epoch, client)) = &view.connection else { return false };
@@ -208,7 +208,8 @@ async fn delete(view: &mut View, vm: &ImpVM, memory: &mut Memory) -> bool {
         Ok(response) => {
             memory.failures = 0;
             memory.deletion = Some(*epoch);
-            response.into_inner().gone
+            memory.gone = response.into_inner().gone;
+            memory.gone
         }
         Err(error) => {
             memory.failures += 1;

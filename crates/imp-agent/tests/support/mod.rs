@@ -236,7 +236,7 @@ impl Runtime for FakeRuntime {
                         drop(say(Out::Stdout(format!("{}x{}\n", size.width, size.height).into())).await);
                     }
                     Ok(Some(ExecRequest { message: Some(In::CloseStdin(())) }) | None) | Err(_) => {
-                        open = false
+                        open = false;
                     }
                     Ok(Some(_)) => {}
                 }
@@ -312,6 +312,12 @@ impl Runtime for FakeRuntime {
 /// Makes the CRDs, a class, and waits until they are served.
 pub async fn install(client: &Client) {
     use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+    let namespaces = Api::<k8s_openapi::api::core::v1::Namespace>::all(client.clone());
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "imp-system"}});
+    namespaces
+        .patch("imp-system", &PatchParams::apply("test").force(), &Patch::Apply(namespace))
+        .await
+        .unwrap();
     let api = Api::<CustomResourceDefinition>::all(client.clone());
     for crd in imp_api::crds() {
         api.patch(&crd.name_any(), &PatchParams::apply("test").force(), &Patch::Apply(&crd)).await.unwrap();
