@@ -7,6 +7,8 @@ mod registry;
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt as _;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use camino::Utf8PathBuf;
@@ -14,6 +16,7 @@ use imp_testkit::cluster::layout::Layout;
 use imp_testkit::cluster::{self, Cluster, ClusterConfig, State};
 use imp_testkit::{boot, files, preflight, tools};
 use rustix::fs::{FlockOperation, flock};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::UpArgs;
 use crate::images::{self, Images};
@@ -44,12 +47,32 @@ impl Place {
     }
 
     /// Two `up` or `down` at a time would undo each other's work.
-    fn lock(&self) -> Result<File> {
+    fn lock(&self) -> Result<Lock> {
         let path = self.layout.dir.with_extension("lock");
-        let file = File::create(&path).with_context(|| format!("open {path}"))?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)
-            .with_context(|| format!("another `cargo xtask up` or `down` is at work ({path} is locked)"))?;
-        Ok(file)
+        loop {
+            let file = File::create(&path).with_context(|| format!("open {path}"))?;
+            flock(&file, FlockOperation::NonBlockingLockExclusive).with_context(|| {
+                format!("another `cargo xtask up` or `down` is at work ({path} is locked)")
+            })?;
+            // Its last holder may have removed the file between our opening and our locking it.
+            let ours = file.metadata().with_context(|| format!("look at {path}"))?.ino();
+            if fs::metadata(&path).is_ok_and(|m| m.ino() == ours) {
+                return Ok(Lock { path, _file: file });
+            }
+        }
+    }
+}
+
+/// Held while a cluster is started or stopped; the file goes with it.
+struct Lock {
+    path: Utf8PathBuf,
+    _file: File,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Nothing depends on its being gone.
+        let _ = fs::remove_file(&self.path);
     }
 }
 
@@ -90,10 +113,11 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
         }
     });
     if let Err(e) = started {
-        if !args.detach {
-            keep_logs(&place);
-            cluster::remove(&place.layout).context("clean up")?;
+        if args.detach {
+            return Err(e.context("what was started is left for a look, `cargo xtask down` removes it"));
         }
+        keep_logs(&place);
+        remove(&place).context("clean up")?;
         return Err(e);
     }
     eprintln!("\nRunning after {:.1} s.", progress.total());
@@ -102,9 +126,41 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
         return Ok(());
     }
     eprintln!("Ctrl-C stops all of it.");
-    runtime.block_on(tokio::signal::ctrl_c()).context("wait for Ctrl-C")?;
+    // So that `down` works from another terminal.
     drop(lock);
-    down()
+    match runtime.block_on(attend(&place))? {
+        Ending::Asked => down(),
+        Ending::Removed => Ok(()),
+    }
+}
+
+/// Why a foreground `up` ends.
+enum Ending {
+    /// Ctrl-C or SIGTERM.
+    Asked,
+    /// Somebody ran `down`.
+    Removed,
+}
+
+/// Waits for Ctrl-C, SIGTERM or the cluster's end.
+async fn attend(place: &Place) -> Result<Ending> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut look = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => return Ok(Ending::Asked),
+            _ = terminate.recv() => return Ok(Ending::Asked),
+            _ = look.tick() => match State::load(&place.layout.dir)? {
+                None => return Ok(Ending::Removed),
+                Some(state) => if let Some(dead) = state.dead() {
+                    // `down` ends processes first and removes the record last.
+                    if place.lock().is_ok() {
+                        bail!("{} ended: `cargo xtask down` removes the rest. The end of its log:\n{}", dead.name, dead.log_tail(10));
+                    }
+                },
+            },
+        }
+    }
 }
 
 /// `cargo xtask down`.
@@ -112,12 +168,15 @@ pub(crate) fn down() -> Result<()> {
     let place = Place::from_environment()?;
     preflight::root()?;
     let _lock = place.lock()?;
+    remove(&place)
+}
+
+fn remove(place: &Place) -> Result<()> {
     cluster::remove(&place.layout)?;
     if place.dev.exists() {
         fs::remove_dir_all(&place.dev).with_context(|| format!("remove {}", place.dev))?;
     }
-    let lock = place.layout.dir.with_extension("lock");
-    fs::remove_file(&lock).with_context(|| format!("remove {lock}"))
+    Ok(())
 }
 
 /// A second `up`: says what is there.
