@@ -135,6 +135,8 @@ names! {
         Started,
         /// The liveness probe succeeds (agent).
         Healthy,
+        /// Of a VM that is being deleted: nothing of it is left on the node, so that the finalizer may go (agent).
+        NodeReleased,
     }
 }
 
@@ -234,6 +236,18 @@ names! {
         ProbePending,
         /// The VM is being stopped.
         Stopping,
+        /// The attempt is over.
+        Ended,
+        /// The channel to the agent in the guest is down; the node connects again.
+        GuestDisconnected,
+        /// The guest ended without telling how its workload did.
+        GuestPoweredOff,
+        /// The runtime does not know a VM that ran: its state on the node was removed.
+        VmLost,
+        /// The VM is being removed from its node (condition NodeReleased).
+        Removing,
+        /// Nothing of the VM is left on its node (condition NodeReleased).
+        Released,
 
         /// Placed on a node (event).
         Scheduled,

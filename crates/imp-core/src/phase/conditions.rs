@@ -101,7 +101,7 @@ fn network(report: &Report, facts: &Facts) -> Condition {
         return condition(
             KIND,
             Status::True,
-            "NetworkReady",
+            "NetworkConfigured",
             "Bridge, tap and address are set up on the node",
         );
     }

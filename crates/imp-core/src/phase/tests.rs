@@ -291,7 +291,9 @@ proptest! {
             prop_assert_eq!(decision.conditions.iter().filter(|c| c.kind == kind).count(), 1);
         }
         for condition in &decision.conditions {
-            prop_assert!(condition.reason.starts_with(|c: char| c.is_ascii_uppercase()) && !condition.message.is_empty());
+            prop_assert!(!condition.message.is_empty());
+            prop_assert!(imp_api::names::Reason::parse(&condition.reason).is_some(), "{} is no reason of the API", condition.reason);
+            prop_assert!(imp_api::names::ConditionType::parse(&condition.kind).is_some());
             prop_assert_eq!(condition.generation, 3);
         }
     }
