@@ -133,7 +133,8 @@ async fn two_who_ask_at_once_fetch_once() {
     let fake = Fake::start(100_000, Faults { stall: true, ..Faults::default() }).await;
     let dir = Dir::new();
     let store = ImageStore::open(&dir.join("store")).unwrap();
-    let wish = request(&fake.reference());
+    // Always looks nothing up first, so that both have joined before anything is answered.
+    let wish = EnsureRequest { policy: PullPolicy::Always, ..request(&fake.reference()) };
     let (one, two, ()) = tokio::join!(ensure(&store, &wish), ensure(&store, &wish), async {
         fake.wait_open(1).await;
         fake.release();
@@ -147,7 +148,8 @@ async fn who_stays_gets_the_image_when_the_first_leaves() {
     let fake = Fake::start(100_000, Faults { stall: true, ..Faults::default() }).await;
     let dir = Dir::new();
     let store = ImageStore::open(&dir.join("store")).unwrap();
-    let wish = request(&fake.reference());
+    // Always looks nothing up first, so that one poll is enough to join.
+    let wish = EnsureRequest { policy: PullPolicy::Always, ..request(&fake.reference()) };
     let (other_store, other_wish) = (store.clone(), wish.clone());
     let first = tokio::spawn(async move { ensure(&other_store, &other_wish).await });
     fake.wait_open(1).await;
