@@ -218,3 +218,43 @@ pub fn delay(
     };
     since_write.map_or(Duration::ZERO, |since| interval.saturating_sub(since))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn vm(status: &serde_json::Value) -> ImpVM {
+        let object = json!({"apiVersion": "imp.dev/v1alpha1", "kind": "ImpVM", "metadata": {"name": "a"},
+            "spec": {"classRef": {"name": "small"}, "image": "a:1"}, "status": status});
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn fr90_usage_and_what_the_operator_writes_are_no_news() {
+        let object = vm(&json!({"phase": "Running", "nodeName": "n", "restartCount": 3, "ip": "10.0.0.1"}));
+        let mut desired = ImpVMStatus { phase: Some(VMPhase::Running), ..ImpVMStatus::default() };
+        desired.usage = Some(VmUsage { cpu_nanoseconds: Some(1), ..VmUsage::default() });
+        assert!(!is_news(&object, &desired));
+        desired.exit_code = Some(0);
+        assert!(is_news(&object, &desired));
+    }
+
+    #[test]
+    fn phases_are_told_at_once_and_progress_is_gathered() {
+        let phase = |phase| ImpVMStatus { phase: Some(phase), ..ImpVMStatus::default() };
+        let second = Duration::from_secs(1);
+        let scheduled = vm(&json!({"phase": "Scheduled"}));
+        let starting = vm(&json!({"phase": "Starting"}));
+        let first = |state, seen| delay(&scheduled, &phase(VMPhase::Starting), Some(state), seen, None);
+        assert_eq!(first(v1::VmState::Pulling, Duration::ZERO), FIRST_DELAY);
+        assert_eq!(first(v1::VmState::Pulling, second), Duration::ZERO);
+        assert_eq!(first(v1::VmState::Booting, Duration::ZERO), Duration::ZERO);
+        let progress = delay(&starting, &phase(VMPhase::Starting), None, second, Some(second));
+        assert_eq!(progress, PROGRESS_INTERVAL - second);
+        assert_eq!(
+            delay(&starting, &phase(VMPhase::Running), None, second, Some(Duration::ZERO)),
+            Duration::ZERO
+        );
+    }
+}
