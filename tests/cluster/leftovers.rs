@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::dev::Dev;
+use imp_testkit::dev::Dev;
 
 /// Everything of the machine that a cluster could change, by kind and name.
 #[derive(Debug)]

@@ -1,14 +1,16 @@
 //! Suite `cluster`: the commands as a person uses them, a kubelet, the chart.
 
-mod dev;
 mod leftovers;
 
+use std::net::TcpListener;
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use dev::Dev;
+use imp_testkit::dev::Dev;
 use imp_testkit::wait::wait_for;
 use leftovers::Leftovers;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// What a VM may need to be seen as it is after programs were restarted.
 const SETTLE: Duration = Duration::from_secs(120);
@@ -17,7 +19,7 @@ const SETTLE: Duration = Duration::from_secs(120);
 #[tokio::test]
 async fn from_up_to_down() -> Result<()> {
     let before = Leftovers::look()?;
-    let dev = Dev::up()?;
+    let dev = Dev::up(&[])?;
     second_up_finds_it(&dev)?;
     people_see_the_vm(&dev)?;
     exec_log_and_exit_code(&dev)?;
@@ -32,9 +34,9 @@ async fn from_up_to_down() -> Result<()> {
 #[test]
 fn a_busy_port_is_told_before_anything_is_started() -> Result<()> {
     let before = Leftovers::look()?;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
     let dev = Dev::at(listener.local_addr()?.port());
-    let output = dev.xtask(&["up", "--detach"])?;
+    let output = dev.xtask(&["up", "--detach"]).output()?;
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(!output.status.success(), "up took a busy port");
     let told = error.lines().filter(|l| l.starts_with("error: ") && l.contains("is busy")).count();
@@ -42,8 +44,42 @@ fn a_busy_port_is_told_before_anything_is_started() -> Result<()> {
     before.compare(&Leftovers::look()?, &dev)
 }
 
+/// Starts a light cluster, and cuts its start off with `signal` as soon as the first thing of it is there.
+async fn cut_off(dev: &Dev, signal: Signal) -> Result<()> {
+    let mut up = dev.xtask(&["up", "--light"]);
+    let mut up = up.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let netns = format!("/run/netns/{}-n1", dev.name);
+    wait_for(SETTLE, "the node's network", async || std::fs::metadata(&netns)).await?;
+    let pid = Pid::from_raw(i32::try_from(up.id())?).context("a PID")?;
+    kill_process(pid, signal)?;
+    ensure!(!up.wait()?.success(), "up was cut off and says that it succeeded");
+    Ok(())
+}
+
+#[tokio::test]
+async fn ctrl_c_while_it_starts_leaves_nothing() -> Result<()> {
+    let before = Leftovers::look()?;
+    let dev = Dev::at(free_port()?);
+    cut_off(&dev, Signal::INT).await?;
+    before.compare(&Leftovers::look()?, &dev)
+}
+
+#[tokio::test]
+async fn down_removes_what_a_killed_up_left() -> Result<()> {
+    let before = Leftovers::look()?;
+    let dev = Dev::at(free_port()?);
+    cut_off(&dev, Signal::KILL).await?;
+    ensure!(before.compare(&Leftovers::look()?, &dev).is_err(), "a killed up left nothing to remove");
+    dev.down()?;
+    before.compare(&Leftovers::look()?, &dev)
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
 fn second_up_finds_it(dev: &Dev) -> Result<()> {
-    let output = dev.xtask(&["up", "--detach"])?;
+    let output = dev.xtask(&["up", "--detach"]).output()?;
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success() && text.contains("runs already"), "{text}");
     Ok(())

@@ -5,6 +5,7 @@ pub mod cgroups;
 pub mod cluster;
 pub mod controlplane;
 pub mod daemon;
+pub mod dev;
 pub mod files;
 pub mod images;
 pub mod netns;

@@ -97,6 +97,21 @@ pub fn power_off(daemon: &Daemon) -> Result<()> {
     daemon.stop(Duration::ZERO)
 }
 
+/// A command that runs `program` on the node that `daemon` is the parent of, in all of its namespaces.
+///
+/// # Errors
+/// When the node does not run.
+pub fn command(daemon: &Daemon, program: &str) -> Result<Command> {
+    let pid = daemon.pid;
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
+        .with_context(|| format!("{} does not run", daemon.name))?;
+    let init = children.split_whitespace().next().with_context(|| format!("{} has no PID 1", daemon.name))?;
+    let mut command = Command::new("nsenter");
+    command.args(["--target", init, "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]);
+    command.args([&format!("--root=/proc/{init}/root"), &format!("--wd=/proc/{init}/root"), program]);
+    Ok(command)
+}
+
 /// What every node has in common.
 fn init_config(config: &ClusterConfig, index: u8) -> InitConfig {
     let (layout, name) = (&config.layout, node_name(index));

@@ -178,12 +178,48 @@ pub fn install_packages(packages: &[&str]) -> Result<()> {
         crate::netns::run(&mut command)
     };
     let list = packages.join(" ");
+    let _quiet = NoServices::new()?;
     // The lists may be old, or empty as on a fresh image; when they can't be had, what is cached may still do.
     let updated = apt(&["update", "-q"]);
     let install = [&["install", "-q", "-y", "--no-install-recommends"], packages].concat();
     apt(&install)
         .or_else(|e| updated.and(Err(e)))
         .with_context(|| format!("install the Debian packages {list}; `apt-get install {list}` shows more"))
+}
+
+/// Keeps Debian's packages from starting their services (invoke-rc.d(8)): the programs are wanted, a containerd or a registry of the
+/// machine itself is not.
+struct NoServices {
+    made: bool,
+}
+
+/// The script that is asked before a service is started; 101 means no.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+impl NoServices {
+    fn new() -> Result<Self> {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let mut options = std::fs::OpenOptions::new();
+        match options.write(true).create_new(true).mode(0o755).open(POLICY) {
+            Ok(mut file) => {
+                std::io::Write::write_all(&mut file, b"#!/bin/sh\nexit 101\n")
+                    .with_context(|| format!("write {POLICY}"))?;
+                Ok(Self { made: true })
+            }
+            // The machine has a policy of its own.
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(Self { made: false }),
+            Err(e) => Err(e).with_context(|| format!("write {POLICY}")),
+        }
+    }
+}
+
+impl Drop for NoServices {
+    fn drop(&mut self) {
+        if self.made {
+            // It only keeps services from starting at the next installation.
+            let _ = std::fs::remove_file(POLICY);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,27 +1,31 @@
-//! A development cluster of the test's own, driven by the same commands as a person's.
+//! A development cluster of a test's own, whole or light, driven by the same commands as a person's (`cargo xtask up`, `down`).
 
 use std::net::TcpListener;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::time::Duration;
 
+use crate::cluster::State;
+use crate::wait::wait_for;
+use crate::{files, node};
 use anyhow::{Context as _, Result, bail, ensure};
 use camino::{Utf8Path, Utf8PathBuf};
-use imp_testkit::wait::wait_for;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
 use serde_json::{Value, json};
 
 /// The cluster. Dropping it runs `down`.
 #[derive(Debug)]
-pub(crate) struct Dev {
+pub struct Dev {
     /// Prefix of its network namespaces, parent of its cgroups.
-    pub(crate) name: String,
+    pub name: String,
     /// Its data.
-    pub(crate) dir: Utf8PathBuf,
+    pub dir: Utf8PathBuf,
     port: u16,
 }
 
 fn workspace() -> Utf8PathBuf {
     let here = Utf8Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().unwrap_or(here).to_owned()
+    here.ancestors().nth(2).unwrap_or(here).to_owned()
 }
 
 fn target() -> Utf8PathBuf {
@@ -30,40 +34,79 @@ fn target() -> Utf8PathBuf {
 
 impl Dev {
     /// A cluster that will be reached at `port` of 127.0.0.1; starts nothing.
-    pub(crate) fn at(port: u16) -> Self {
+    pub fn at(port: u16) -> Self {
         let name = format!("imp-test-{port}");
         Self { dir: Utf8Path::new("/var/tmp").join(&name), name, port }
     }
 
-    /// Runs `cargo xtask up --detach` on a free port.
-    pub(crate) fn up() -> Result<Self> {
+    /// Runs `cargo xtask up --detach` with further arguments (`--light`, `--nodes=2`) on a free port.
+    ///
+    /// # Errors
+    /// When `IMP_XTASK` does not name the program xtask, or it fails.
+    pub fn up(args: &[&str]) -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let dev = Self::at(port);
-        let output = dev.xtask(&["up", "--detach"])?;
+        let output = dev.xtask(&[&["up", "--detach"], args].concat()).output().context("run xtask")?;
         let text = String::from_utf8_lossy(&output.stderr);
-        eprintln!("{text}");
         ensure!(output.status.success(), "up failed: {text}");
+        eprintln!("{text}");
         Ok(dev)
     }
 
+    /// A client of the API server with an administrator's rights.
+    ///
+    /// # Errors
+    /// When `up` left no kubeconfig, or it can't be used.
+    pub async fn client(&self) -> Result<Client> {
+        let kubeconfig = Kubeconfig::read_from(self.place().join("kubeconfig"))?;
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        Ok(Client::try_from(config)?)
+    }
+
+    /// The record of its processes.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn state(&self) -> Result<State> {
+        State::load(&self.dir)?.context("the cluster does not run")
+    }
+
+    /// A command that runs `program` on node `index`, from 1, in all of its namespaces.
+    ///
+    /// # Errors
+    /// When the node does not run.
+    pub fn on_node(&self, index: u8, program: &str) -> Result<Command> {
+        let state = self.state()?;
+        let name = format!("node n{index}");
+        let daemon =
+            state.daemons.iter().find(|d| d.name == name).with_context(|| format!("there is no {name}"))?;
+        node::command(daemon, program)
+    }
+
     /// Runs `cargo xtask down`.
-    pub(crate) fn down(&self) -> Result<()> {
-        let output = self.xtask(&["down"])?;
+    ///
+    /// # Errors
+    /// When it fails, with its own words.
+    pub fn down(&self) -> Result<()> {
+        let output = self.xtask(&["down"]).output().context("run xtask")?;
         ensure!(output.status.success(), "down failed: {}", String::from_utf8_lossy(&output.stderr));
         Ok(())
     }
 
-    /// Runs a command of xtask on this cluster.
-    pub(crate) fn xtask(&self, args: &[&str]) -> Result<Output> {
-        let program = std::env::var("IMP_XTASK").context("run this suite with `cargo xtask test cluster`")?;
-        Command::new(program)
+    /// A command of xtask for this cluster.
+    #[must_use]
+    pub fn xtask(&self, args: &[&str]) -> Command {
+        // Set by `cargo xtask test`; by hand, what cargo built last.
+        let program =
+            std::env::var("IMP_XTASK").unwrap_or_else(|_| target().join("debug/xtask").into_string());
+        let mut command = Command::new(program);
+        command
             .args(args)
             .current_dir(workspace())
             .env("IMP_DEV_NAME", &self.name)
             .env("IMP_DEV_DIR", &self.dir)
-            .env("IMP_DEV_PORT", self.port.to_string())
-            .output()
-            .context("run xtask")
+            .env("IMP_DEV_PORT", self.port.to_string());
+        command
     }
 
     /// What `up` leaves for people.
@@ -72,12 +115,12 @@ impl Dev {
     }
 
     /// A chart of the checkout.
-    pub(crate) fn chart(&self, name: &str) -> Utf8PathBuf {
+    pub fn chart(&self, name: &str) -> Utf8PathBuf {
         workspace().join("charts").join(name)
     }
 
     /// A program with the environment that `up` tells people to set.
-    pub(crate) fn command(&self, program: &str, args: &[&str]) -> Command {
+    pub fn command(&self, program: &str, args: &[&str]) -> Command {
         let place = self.place();
         let path = std::env::var("PATH").unwrap_or_default();
         let mut command = Command::new(place.join("bin").join(program));
@@ -97,32 +140,47 @@ impl Dev {
     }
 
     /// kubectl; what it prints.
-    pub(crate) fn kubectl(&self, args: &[&str]) -> Result<String> {
+    ///
+    /// # Errors
+    /// When it fails, with its own words.
+    pub fn kubectl(&self, args: &[&str]) -> Result<String> {
         self.output("kubectl", args)
     }
 
     /// kubectl in Imp's namespace; what it prints.
-    pub(crate) fn imp_system(&self, args: &[&str]) -> Result<String> {
+    ///
+    /// # Errors
+    /// When it fails, with its own words.
+    pub fn imp_system(&self, args: &[&str]) -> Result<String> {
         self.output("kubectl", &[&["--namespace=imp-system"], args].concat())
     }
 
     /// Helm; what it prints.
-    pub(crate) fn helm(&self, args: &[&str]) -> Result<String> {
+    ///
+    /// # Errors
+    /// When it fails, with its own words.
+    pub fn helm(&self, args: &[&str]) -> Result<String> {
         self.output("helm", args)
     }
 
     /// A kubeconfig of a person who has no role; Kubernetes takes the administrator's word for who it is.
-    pub(crate) fn impersonate(&self, user: &str) -> Result<Utf8PathBuf> {
+    ///
+    /// # Errors
+    /// When it fails, with its own words.
+    pub fn impersonate(&self, user: &str) -> Result<Utf8PathBuf> {
         let text = std::fs::read_to_string(self.place().join("kubeconfig"))?;
         let mut config: Value = serde_json::from_str(&text)?;
         config["users"][0]["user"]["as"] = json!(user);
         let path = self.place().join(format!("kubeconfig-{user}"));
-        imp_testkit::files::write_private(&path, &config.to_string())?;
+        files::write_private(&path, &config.to_string())?;
         Ok(path)
     }
 
-    /// Waits until a ready pod of each of Imp's programs is there, and none is on its way out.
-    pub(crate) async fn wait_programs(&self) -> Result<()> {
+    /// Waits until a ready pod of each of Imp's programs is there, and none is on its way out; for a whole cluster with one node.
+    ///
+    /// # Errors
+    /// After two minutes.
+    pub async fn wait_programs(&self) -> Result<()> {
         wait_for(Duration::from_secs(120), "Imp's pods to be ready", async || {
             let text = self.imp_system(&["get", "pods", "-o", "json"]).map_err(|e| format!("{e:#}"))?;
             let pods: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
