@@ -44,12 +44,15 @@ fn a_busy_port_is_told_before_anything_is_started() -> Result<()> {
     before.compare(&Leftovers::look()?, &dev)
 }
 
-/// Starts a light cluster, and cuts its start off with `signal` as soon as the first thing of it is there.
+/// Starts a light cluster, and cuts its start off with `signal` as soon as its node is there.
 async fn cut_off(dev: &Dev, signal: Signal) -> Result<()> {
     let mut up = dev.xtask(&["up", "--light"]);
     let mut up = up.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-    let netns = format!("/run/netns/{}-n1", dev.name);
-    wait_for(SETTLE, "the node's network", async || std::fs::metadata(&netns)).await?;
+    wait_for(SETTLE, "the node", async || {
+        let state = dev.state().map_err(|e| format!("{e:#}"))?;
+        if state.daemons.iter().any(|d| d.name == "node n1") { Ok(()) } else { Err(format!("{state:?}")) }
+    })
+    .await?;
     let pid = Pid::from_raw(i32::try_from(up.id())?).context("a PID")?;
     kill_process(pid, signal)?;
     ensure!(!up.wait()?.success(), "up was cut off and says that it succeeded");
@@ -72,6 +75,39 @@ async fn down_removes_what_a_killed_up_left() -> Result<()> {
     ensure!(before.compare(&Leftovers::look()?, &dev).is_err(), "a killed up left nothing to remove");
     dev.down()?;
     before.compare(&Leftovers::look()?, &dev)
+}
+
+#[tokio::test]
+async fn a_rebooted_node_has_another_boot_id_and_the_same_data() -> Result<()> {
+    let dev = Dev::at(free_port()?);
+    cut_off(&dev, Signal::KILL).await?;
+    let on_node = async |script: &str| {
+        wait_for(SETTLE, "the node to answer", async || {
+            let mut command = dev.on_node(1, "sh").map_err(|e| format!("{e:#}"))?;
+            // A node's PID 1 is there before its root is.
+            let script =
+                format!("hostname | grep -qx n1 && test -s /etc/machine-id && test ! -e /.old && {script}");
+            let output = command.args(["-c", &script]).output().map_err(|e| e.to_string())?;
+            if output.status.success() {
+                Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+            } else {
+                Err(format!("{output:?}"))
+            }
+        })
+        .await
+    };
+    let boot_id = "cat /proc/sys/kernel/random/boot_id";
+    let before =
+        on_node(&format!("(test -e /sys/class/net/left || ip link add left type veth peer name right) && echo kept > /var/lib/imp/kept && {boot_id}"))
+            .await?;
+    dev.reboot(1)?;
+    let after =
+        on_node(&format!("test ! -e /sys/class/net/left && grep -qx kept /var/lib/imp/kept && {boot_id}"))
+            .await?;
+    ensure!(before.trim().len() == 36 && before != after, "{before} and {after}");
+    let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    ensure!(machine != before && machine != after, "the machine's own boot ID is seen");
+    dev.down()
 }
 
 fn free_port() -> Result<u16> {

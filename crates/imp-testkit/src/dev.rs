@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::cluster::State;
+use crate::cluster::layout::Layout;
 use crate::wait::wait_for;
 use crate::{files, node};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -30,6 +31,11 @@ fn workspace() -> Utf8PathBuf {
 
 fn target() -> Utf8PathBuf {
     std::env::var("CARGO_TARGET_DIR").map_or_else(|_| workspace().join("target"), Utf8PathBuf::from)
+}
+
+/// Set by `cargo xtask test`; by hand, what cargo built last.
+fn xtask_program() -> Utf8PathBuf {
+    std::env::var("IMP_XTASK").map_or_else(|_| target().join("debug/xtask"), Utf8PathBuf::from)
 }
 
 impl Dev {
@@ -91,6 +97,27 @@ impl Dev {
         let output = self.xtask(&["down"]).output().context("run xtask")?;
         ensure!(output.status.success(), "down failed: {}", String::from_utf8_lossy(&output.stderr));
         Ok(())
+    }
+
+    /// Cuts the power of node `index`, from 1, and starts it again on its data: another boot ID, an empty /run, a new network.
+    ///
+    /// # Errors
+    /// When the node does not run, or can't be started again.
+    pub fn reboot(&self, index: u8) -> Result<()> {
+        let mut state = self.state()?;
+        let name = format!("node n{index}");
+        let nodes = state.nodes;
+        let daemon = state
+            .daemons
+            .iter_mut()
+            .find(|d| d.name == name)
+            .with_context(|| format!("there is no {name}"))?;
+        let layout = Layout { name: self.name.clone(), dir: self.dir.clone() };
+        node::power_off(daemon)?;
+        node::delete_network(&layout, index)?;
+        node::create_network(&layout, index, nodes)?;
+        *daemon = node::power_on(&xtask_program(), &layout, index)?;
+        state.save(&self.dir)
     }
 
     /// A command of xtask for this cluster.

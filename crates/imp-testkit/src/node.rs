@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::json;
 
 use crate::cgroups;
@@ -75,7 +75,7 @@ pub fn start_light(
 }
 
 fn launch(config: &ClusterConfig, index: u8, init: &InitConfig) -> Result<Daemon> {
-    let (layout, name) = (&config.layout, node_name(index));
+    let layout = &config.layout;
     let dir = layout.node_dir(index);
     for sub in ["root", "kubelet", "containerd", "log", "imp"] {
         std::fs::create_dir_all(dir.join(sub)).with_context(|| format!("make {dir}/{sub}"))?;
@@ -83,7 +83,17 @@ fn launch(config: &ClusterConfig, index: u8, init: &InitConfig) -> Result<Daemon
     cgroups::create(&layout.node_cgroup(index))?;
     let file = dir.join("init.json");
     std::fs::write(&file, serde_json::to_vec_pretty(init)?).with_context(|| format!("write {file}"))?;
-    let mut command = Command::new(&config.self_program);
+    power_on(&config.self_program, layout, index)
+}
+
+/// Starts node `index` on the data and configuration that it has; its network must exist. `program` has the subcommand
+/// `node-init`.
+///
+/// # Errors
+/// When the process can't be started.
+pub fn power_on(program: &Utf8Path, layout: &Layout, index: u8) -> Result<Daemon> {
+    let (name, file) = (node_name(index), layout.node_dir(index).join("init.json"));
+    let mut command = Command::new(program);
     command.args(["node-init", "--stage=network", file.as_str()]).env(MARKER, layout.dir.as_str());
     Daemon::start(&format!("node {name}"), command, &layout.logs().join(format!("{name}.log")))
 }
@@ -95,6 +105,15 @@ fn launch(config: &ClusterConfig, index: u8, init: &InitConfig) -> Result<Daemon
 pub fn power_off(daemon: &Daemon) -> Result<()> {
     // `unshare --kill-child`: PID 1 of the node gets SIGKILL when its parent ends, and the kernel ends the rest.
     daemon.stop(Duration::ZERO)
+}
+
+/// Removes the network of node `index`, with everything that the node made in it, as a reboot does.
+///
+/// # Errors
+/// With what ip(8) says.
+pub fn delete_network(layout: &Layout, index: u8) -> Result<()> {
+    layout.hub().ip(&[&format!("link del v{index}")])?;
+    layout.node_netns(index).delete()
 }
 
 /// A command that runs `program` on the node that `daemon` is the parent of, in all of its namespaces.
@@ -143,7 +162,7 @@ fn init_config(config: &ClusterConfig, index: u8) -> InitConfig {
     }
 }
 
-fn services(config: &ClusterConfig, pki: &Pki, index: u8, dir: &camino::Utf8Path) -> Vec<Service> {
+fn services(config: &ClusterConfig, pki: &Pki, index: u8, dir: &Utf8Path) -> Vec<Service> {
     let name = node_name(index);
     let log = |service: &str| config.layout.logs().join(format!("{name}-{service}.log"));
     let service = |service: &str, command: &[&str]| Service {
@@ -189,7 +208,7 @@ fn services(config: &ClusterConfig, pki: &Pki, index: u8, dir: &camino::Utf8Path
 }
 
 /// Configuration of containerd, CNI, kubelet and kube-proxy.
-fn configuration_files(pki: &Pki, index: u8, dir: &camino::Utf8Path) -> Vec<(Utf8PathBuf, String)> {
+fn configuration_files(pki: &Pki, index: u8, dir: &Utf8Path) -> Vec<(Utf8PathBuf, String)> {
     let name = node_name(index);
     let kubelet = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
@@ -241,7 +260,7 @@ fn configuration_files(pki: &Pki, index: u8, dir: &camino::Utf8Path) -> Vec<(Utf
     ]
 }
 
-fn containerd_toml(dir: &camino::Utf8Path) -> String {
+fn containerd_toml(dir: &Utf8Path) -> String {
     format!(
         r#"version = 2
 root = "{dir}/containerd"

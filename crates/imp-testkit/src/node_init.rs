@@ -224,7 +224,8 @@ fn mount_cgroups(root: &Utf8Path, hierarchies: &[Hierarchy]) -> Result<()> {
         if h.fs_type == "cgroup2" && h.mount_point == base {
             // A cgroup with controllers for its children must hold no process itself (cgroups(7), "no internal processes").
             let init = target.join("init");
-            fs::create_dir(&init).with_context(|| format!("make cgroup {init}"))?;
+            // It is there already after a reboot.
+            fs::create_dir_all(&init).with_context(|| format!("make cgroup {init}"))?;
             fs::write(init.join("cgroup.procs"), "0").with_context(|| format!("join cgroup {init}"))?;
             cgroups::delegate(&target)?;
         }
