@@ -1,6 +1,6 @@
 //! The controller of the node's VMs: what the API wants goes to the runtime, what the runtime reports goes to the API.
 //!
-//! One task owns all state ([`Vms`]); it hears of objects, reports and due times, and lets [`reconcile`] do one VM at a
+//! One task owns all state (`Vms`); it hears of objects, reports and due times, and lets `reconcile` do one VM at a
 //! time, each VM never twice at once. Both sides are level-triggered: whatever is missed is found again in the next list
 //! of the API or the next watch of the runtime.
 

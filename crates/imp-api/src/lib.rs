@@ -2,7 +2,7 @@
 //!
 //! One file a kind. The doc comments of kinds and fields are what `kubectl explain` shows, and every rule that a schema
 //! can say (ranges, formats, CEL) stands at the field it is about, so that the API server refuses what could never work.
-//! [`crds`] turns all of it into the CustomResourceDefinitions that the chart `imp-crds` ships.
+//! [`crds()`] turns all of it into the CustomResourceDefinitions that the chart `imp-crds` ships.
 
 #![allow(unreachable_pub, reason = "the KubeSchema derive copies each struct, as written, into a function")]
 #![allow(clippy::duplicated_attributes, reason = "two printer columns may well have one type")]

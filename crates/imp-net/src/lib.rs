@@ -1,6 +1,6 @@
 //! Bridges, taps, addresses and NAT of a node's VMs.
 //!
-//! Everything is idempotent: [`Network::attach`] makes what is missing and leaves what is there, [`Network::detach`] removes
+//! Everything is idempotent: `Network::attach` makes what is missing and leaves what is there, `Network::detach` removes
 //! what is left, and both may be cut short at any point and called again. The nftables rules are one table, rebuilt and
 //! replaced in one transaction from the set of attachments.
 

@@ -9,7 +9,17 @@
 pub mod channel;
 
 /// Generated from `proto/imp/v1/*.proto`.
-#[allow(missing_docs, missing_debug_implementations, unreachable_pub, clippy::all, clippy::allow_attributes_without_reason, clippy::use_self, clippy::or_fun_call, clippy::semicolon_if_nothing_returned, reason = "generated code")]
+#[allow(
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::use_self,
+    clippy::or_fun_call,
+    clippy::semicolon_if_nothing_returned,
+    reason = "generated code"
+)]
 pub mod v1 {
     tonic::include_proto!("imp.v1");
 }

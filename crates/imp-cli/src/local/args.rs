@@ -107,7 +107,7 @@ pub(crate) struct RunArgs {
     /// Seconds from the stop signal to the end
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) stop_timeout: u32,
-    /// Registry reference, oci:DIR[:TAG], oci-archive:FILE or docker-archive:FILE
+    /// Registry reference, `oci:DIR[:TAG]`, `oci-archive:FILE` or `docker-archive:FILE`
     pub(crate) image: String,
     /// Arguments of the workload, in place of the image's
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

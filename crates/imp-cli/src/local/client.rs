@@ -25,7 +25,7 @@ pub(super) async fn connect(paths: &Paths) -> anyhow::Result<RuntimeClient<Chann
     match UnixStream::connect(&socket).await {
         Ok(_) => {}
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            start(paths).await?
+            start(paths).await?;
         }
         Err(e) => return Err(e).with_context(|| format!("cannot connect to the local runtime at {socket}")),
     }

@@ -1,4 +1,4 @@
-//! From docker's flags to a [`VmSpec`].
+//! From docker's flags to a [`pb::VmSpec`].
 
 use super::args::{Pull, RunArgs};
 use anyhow::Context as _;
