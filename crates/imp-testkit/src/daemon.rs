@@ -131,14 +131,20 @@ fn wait_ended(fd: &OwnedFd, timeout: Duration) -> Result<bool> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_daemon_is_found_and_ended_and_its_output_kept() {
+    #[tokio::test]
+    async fn a_daemon_is_found_and_ended_and_its_output_kept() {
         let dir = tempfile::tempdir().unwrap();
         let log = Utf8PathBuf::from_path_buf(dir.path().join("log")).unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo hello; exec sleep 1000"]);
         let daemon = Daemon::start("sleeper", command, &log).unwrap();
         assert!(daemon.alive());
+        crate::wait::wait_for(Duration::from_secs(10), "the daemon's first words", async || {
+            let text = daemon.log_tail(5);
+            if text == "hello" { Ok(()) } else { Err(text) }
+        })
+        .await
+        .unwrap();
         let other = Daemon { start_time: daemon.start_time + 1, ..daemon.clone() };
         assert!(!other.alive(), "a PID that was reused is not ours");
         other.stop(Duration::ZERO).unwrap();
