@@ -4,8 +4,16 @@
 //! what is left, and both may be cut short at any point and called again. The nftables rules are one table, rebuilt and
 //! replaced in one transaction from the set of attachments.
 
+mod dns;
+mod error;
+mod network;
+
 use ipnet::Ipv4Net;
 use std::net::Ipv4Addr;
+
+pub use dns::{host_resolvers, resolvers_from};
+pub use error::NetError;
+pub use network::{Network, NetworkOptions};
 
 /// A VM's place in a network.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -54,22 +62,4 @@ pub struct Attached {
     pub bridge: String,
     /// Bytes, to be set in the guest.
     pub mtu: u32,
-}
-
-/// The networks of a node.
-#[derive(Debug)]
-pub struct Network {}
-
-/// What went wrong with the network.
-#[derive(Debug, thiserror::Error)]
-pub enum NetError {
-    /// A system call or file failed.
-    #[error("{doing}")]
-    Io {
-        /// What we were doing, to which device.
-        doing: String,
-        /// Why it failed.
-        #[source]
-        source: std::io::Error,
-    },
 }
