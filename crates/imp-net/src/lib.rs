@@ -4,9 +4,17 @@
 //! what is left, and both may be cut short at any point and called again. The nftables rules are one table, rebuilt and
 //! replaced in one transaction from the set of attachments.
 
+mod check;
 mod dns;
 mod error;
+mod links;
+mod names;
 mod network;
+mod nft;
+mod rules;
+mod sys;
+mod sysctl;
+mod tap;
 
 use ipnet::Ipv4Net;
 use std::net::Ipv4Addr;

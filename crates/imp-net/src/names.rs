@@ -1,0 +1,77 @@
+//! Names and marks of the devices that are ours.
+
+use sha2::{Digest as _, Sha256};
+
+/// Start of a bridge's name.
+pub(crate) const BRIDGE_PREFIX: &str = "imp-";
+/// Start of a tap's name.
+pub(crate) const TAP_PREFIX: &str = "imt-";
+/// Hexadecimal digits after the prefix. The kernel allows 15 bytes (IFNAMSIZ, with the final NUL, is 16).
+const DIGITS: usize = 10;
+
+/// A device that we make: its name is a hash, its alias (ip-link(8)) says in full whose it is, so that a collision of
+/// hashes is an error instead of two VMs in one place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Device {
+    /// At most 15 bytes.
+    pub(crate) name: String,
+    /// At most 255 bytes.
+    pub(crate) alias: String,
+}
+
+/// The bridge of the network with the key `network`.
+pub(crate) fn bridge(network: &str) -> Device {
+    Device { name: name(BRIDGE_PREFIX, network), alias: format!("imp network {network}") }
+}
+
+/// The tap of the VM with the UID `vm`.
+pub(crate) fn tap(vm: &str) -> Device {
+    Device { name: name(TAP_PREFIX, vm), alias: format!("imp vm {vm}") }
+}
+
+/// The hardware address of the bridge of `network`: locally administered, and fixed, since a bridge without one of its
+/// own takes its lowest port's, which changes under guests that have learnt it.
+pub(crate) fn bridge_mac(network: &str) -> [u8; 6] {
+    let hash = Sha256::digest(network.as_bytes());
+    [0x02, hash[0], hash[1], hash[2], hash[3], hash[4]]
+}
+
+/// Whether a device of that name and alias is one that we made. A device without an alias is what is left when we were
+/// cut off between making and marking it.
+pub(crate) fn is_ours(name: &str, alias: Option<&str>) -> bool {
+    let marked = |mark: &str| alias.is_none_or(|alias| alias.starts_with(mark));
+    let hashed = |rest: &str| rest.len() == DIGITS && rest.bytes().all(|b| b.is_ascii_hexdigit());
+    match (name.strip_prefix(BRIDGE_PREFIX), name.strip_prefix(TAP_PREFIX)) {
+        (Some(rest), _) => hashed(rest) && marked("imp network "),
+        (_, Some(rest)) => hashed(rest) && marked("imp vm "),
+        _ => false,
+    }
+}
+
+fn name(prefix: &str, id: &str) -> String {
+    let hash = hex::encode(Sha256::digest(id.as_bytes()));
+    format!("{prefix}{}", &hash[..DIGITS])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_the_kernel_and_do_not_change() {
+        assert_eq!(bridge("default/net").name, "imp-d53e3bff8c");
+        assert_eq!(tap("5f0c9c1e-0000-4000-8000-000000000001").name.len(), 14);
+        assert_ne!(bridge("a").name, bridge("b").name);
+        assert_eq!(bridge_mac("a")[0] & 0b11, 0b10, "locally administered, not multicast");
+    }
+
+    #[test]
+    fn only_marked_or_unmarked_devices_of_our_pattern_are_ours() {
+        let Device { name, alias } = tap("uid");
+        assert!(is_ours(&name, Some(&alias)));
+        assert!(is_ours(&name, None));
+        assert!(!is_ours(&name, Some("somebody's")));
+        assert!(!is_ours("imp-operator", None));
+        assert!(!is_ours("eth0", None));
+    }
+}
