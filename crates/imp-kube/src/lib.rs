@@ -1,1 +1,5 @@
 //! The small kit over kube-rs that operator and agent share.
+
+pub mod server;
+pub mod shutdown;
+pub mod telemetry;
