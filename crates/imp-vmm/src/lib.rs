@@ -4,6 +4,13 @@
 //! starts one, [`Vmm::adopt`] takes an old one up again by what [`ProcessRecord`] remembers, [`Vmm::find`] looks for one
 //! whose start was journaled but whose record was never written.
 
+pub mod cgroup;
+pub mod console_log;
+pub mod kvm;
+pub mod process;
+pub mod qemu;
+mod sys;
+
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
