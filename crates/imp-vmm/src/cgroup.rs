@@ -1,11 +1,9 @@
-//! A VM's control groups: one directory `imp/<uid>` in every hierarchy, on cgroup v2 and on v1 or hybrid hosts.
+//! A VM's control groups: one directory `<parent>/<uid>` in every hierarchy, on cgroup v2 and on v1 or hybrid hosts.
 
 use crate::VmmError;
 use camino::{Utf8Path, Utf8PathBuf};
 use std::{collections::BTreeSet, io, time::Duration};
 
-/// Directory of all VMs in a hierarchy.
-const PARENT: &str = "imp";
 /// How long a group that was killed may take to become empty.
 const EMPTY_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -41,23 +39,23 @@ fn hierarchies(mount: &Utf8Path) -> Result<Vec<Utf8PathBuf>, VmmError> {
 }
 
 impl Cgroup {
-    /// Makes the groups of a VM and sets its limits. Idempotent.
+    /// Makes the groups of a VM under `parent` (one name for each engine on a host) and sets its limits. Idempotent.
     ///
     /// # Errors
     /// When a directory cannot be made or a limit that the hierarchy has cannot be set.
-    pub fn create(uid: &str, limits: Limits) -> Result<Self, VmmError> {
-        Self::create_under(Utf8Path::new("/sys/fs/cgroup"), uid, limits)
+    pub fn create(parent: &str, uid: &str, limits: Limits) -> Result<Self, VmmError> {
+        Self::create_under(Utf8Path::new("/sys/fs/cgroup"), parent, uid, limits)
     }
 
-    fn create_under(mount: &Utf8Path, uid: &str, limits: Limits) -> Result<Self, VmmError> {
-        let group = Self::of_under(mount, uid)?;
+    fn create_under(mount: &Utf8Path, parent: &str, uid: &str, limits: Limits) -> Result<Self, VmmError> {
+        let group = Self::of_under(mount, parent, uid)?;
         for dir in &group.dirs {
-            let parent = dir.parent().unwrap_or(mount);
-            std::fs::create_dir_all(parent).map_err(io_error(format!("cannot make {parent}")))?;
-            delegate(parent);
+            let above = dir.parent().unwrap_or(mount);
+            std::fs::create_dir_all(above).map_err(io_error(format!("cannot make {above}")))?;
+            delegate(above);
             std::fs::create_dir_all(dir).map_err(io_error(format!("cannot make {dir}")))?;
-            inherit_cpuset(parent.parent(), parent)?;
-            inherit_cpuset(Some(parent), dir)?;
+            inherit_cpuset(above.parent(), above)?;
+            inherit_cpuset(Some(above), dir)?;
             limit(dir, limits)?;
         }
         Ok(group)
@@ -67,22 +65,22 @@ impl Cgroup {
     ///
     /// # Errors
     /// When the hierarchies cannot be listed.
-    pub fn of(uid: &str) -> Result<Self, VmmError> {
-        Self::of_under(Utf8Path::new("/sys/fs/cgroup"), uid)
+    pub fn of(parent: &str, uid: &str) -> Result<Self, VmmError> {
+        Self::of_under(Utf8Path::new("/sys/fs/cgroup"), parent, uid)
     }
 
-    fn of_under(mount: &Utf8Path, uid: &str) -> Result<Self, VmmError> {
-        Ok(Self { dirs: hierarchies(mount)?.iter().map(|root| root.join(PARENT).join(uid)).collect() })
+    fn of_under(mount: &Utf8Path, parent: &str, uid: &str) -> Result<Self, VmmError> {
+        Ok(Self { dirs: hierarchies(mount)?.iter().map(|root| root.join(parent).join(uid)).collect() })
     }
 
-    /// UIDs of all VMs that have a group in any hierarchy.
+    /// UIDs of all VMs that have a group under `parent` in any hierarchy.
     ///
     /// # Errors
     /// When the hierarchies cannot be listed.
-    pub fn list() -> Result<BTreeSet<String>, VmmError> {
+    pub fn list(parent: &str) -> Result<BTreeSet<String>, VmmError> {
         let mut uids = BTreeSet::new();
         for root in hierarchies(Utf8Path::new("/sys/fs/cgroup"))? {
-            let Ok(entries) = root.join(PARENT).read_dir_utf8() else { continue };
+            let Ok(entries) = root.join(parent).read_dir_utf8() else { continue };
             let names = entries.filter_map(Result::ok).filter(|e| e.file_type().is_ok_and(|t| t.is_dir()));
             uids.extend(names.map(|e| e.file_name().to_owned()));
         }
@@ -204,7 +202,7 @@ mod tests {
             std::fs::write(v1.join(controller).join("cgroup.procs"), "").unwrap();
             std::fs::write(group.join(file), "").unwrap();
         }
-        let group = Cgroup::create_under(v1, "u1", LIMITS).unwrap();
+        let group = Cgroup::create_under(v1, "imp", "u1", LIMITS).unwrap();
         assert_eq!(group.dirs().len(), 2);
         let read = |p: &str| std::fs::read_to_string(v1.join(p)).unwrap();
         assert_eq!(read("memory/imp/u1/memory.limit_in_bytes"), "335544320");
@@ -215,7 +213,7 @@ mod tests {
         std::fs::create_dir_all(v2.join("imp/u1")).unwrap();
         std::fs::write(v2.join("cgroup.controllers"), "cpu memory").unwrap();
         std::fs::write(v2.join("imp/u1/cpu.max"), "").unwrap();
-        let group = Cgroup::create_under(v2, "u1", LIMITS).unwrap();
+        let group = Cgroup::create_under(v2, "imp", "u1", LIMITS).unwrap();
         assert_eq!(group.dirs(), [v2.join("imp/u1")]);
         assert_eq!(std::fs::read_to_string(v2.join("imp/u1/cpu.max")).unwrap(), "150000 100000");
     }
@@ -227,9 +225,9 @@ mod tests {
             return;
         }
         let uid = format!("test-{}", std::process::id());
-        let group = Cgroup::create(&uid, LIMITS).unwrap();
+        let group = Cgroup::create("imp-test", &uid, LIMITS).unwrap();
         assert!(group.dirs().iter().all(|d| d.exists()));
-        assert!(Cgroup::list().unwrap().contains(&uid));
+        assert!(Cgroup::list("imp-test").unwrap().contains(&uid));
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         for dir in group.dirs() {
             std::fs::write(dir.join("cgroup.procs"), child.id().to_string()).unwrap();

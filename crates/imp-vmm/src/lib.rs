@@ -17,6 +17,10 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+/// File in the run directory that is not empty once a VMM's program was about to run: an attempt whose process is not to
+/// be found either never ran (empty) or ran and is over.
+pub const LAUNCH_MARKER: &str = "launched";
+
 /// A byte stream to the guest or its console.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}

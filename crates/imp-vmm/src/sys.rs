@@ -23,6 +23,8 @@ pub(crate) struct ChildSetup {
     pub(crate) groups: Vec<u32>,
     /// Files that the program gets, under the numbers that they have here.
     pub(crate) files: Vec<OwnedFd>,
+    /// Gets one byte right before the program runs: whether it is empty tells after a crash whether anything ran.
+    pub(crate) marker: OwnedFd,
     /// Resource limits (soft and hard alike).
     pub(crate) limits: Vec<(Resource, u64)>,
 }
@@ -31,7 +33,7 @@ pub(crate) struct ChildSetup {
 ///
 /// The files of `setup` are closed here afterwards.
 pub(crate) fn spawn(command: &mut Command, setup: ChildSetup) -> io::Result<Child> {
-    let ChildSetup { cgroups, ids, groups, files, limits } = setup;
+    let ChildSetup { cgroups, ids, groups, files, marker, limits } = setup;
     let (uid, gid) = (Uid::from_raw(ids.0), Gid::from_raw(ids.1));
     let groups: Vec<Gid> = groups.into_iter().map(Gid::from_raw).collect();
     let before_exec = move || -> io::Result<()> {
@@ -49,6 +51,7 @@ pub(crate) fn spawn(command: &mut Command, setup: ChildSetup) -> io::Result<Chil
         rustix::thread::set_thread_groups(&groups)?;
         rustix::thread::set_thread_res_gid(gid, gid, gid)?;
         rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+        rustix::io::write(&marker, b"1")?;
         Ok(())
     };
     // SAFETY: between fork and exec only async-signal-safe things may be done. The closure makes plain system calls

@@ -56,7 +56,8 @@ async fn fr47_a_guest_is_started_adopted_paused_and_ended_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let run_dir = Utf8PathBuf::from_path_buf(dir.path().to_owned()).unwrap();
     let uid = format!("vmm-test-{}", std::process::id());
-    let cgroup = Cgroup::create(&uid, Limits { memory_bytes: 256 << 20, cpu_millis: 1000 }).unwrap();
+    let cgroup =
+        Cgroup::create("imp-test", &uid, Limits { memory_bytes: 256 << 20, cpu_millis: 1000 }).unwrap();
     let qemu = Qemu::new(Utf8Path::new("qemu-system-x86_64")).unwrap();
     let instance = qemu.launch(&config(&uid, &run_dir, &boot, &cgroup)).await.unwrap();
     let record = instance.record().clone();
@@ -96,7 +97,8 @@ async fn a_vmm_that_cannot_start_says_why_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let run_dir = Utf8PathBuf::from_path_buf(dir.path().to_owned()).unwrap();
     let uid = format!("vmm-test-bad-{}", std::process::id());
-    let cgroup = Cgroup::create(&uid, Limits { memory_bytes: 256 << 20, cpu_millis: 1000 }).unwrap();
+    let cgroup =
+        Cgroup::create("imp-test", &uid, Limits { memory_bytes: 256 << 20, cpu_millis: 1000 }).unwrap();
     let qemu = Qemu::new(Utf8Path::new("qemu-system-x86_64")).unwrap();
     let bad = LaunchConfig { kernel: "/etc/passwd".into(), ..config(&uid, &run_dir, &boot, &cgroup) };
     let error = qemu.launch(&bad).await.unwrap_err().to_string();

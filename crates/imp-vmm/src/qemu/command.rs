@@ -11,6 +11,8 @@ pub(super) const GUEST_SOCKET: &str = "guest.sock";
 pub(super) const CONSOLE_SOCKET: &str = "console.sock";
 /// What QEMU prints.
 pub(super) const LOG_FILE: &str = "vmm.log";
+/// The translation cache is bounded (in MiB): it counts against the VM's cgroup, and its default is a gigabyte.
+const TCG: &str = "tcg,tb-size=64";
 /// Name of the virtio-serial port that the guest's agent looks for.
 const GUEST_PORT: &str = "imp.guest.0";
 
@@ -35,10 +37,11 @@ pub(super) fn arguments(config: &LaunchConfig, handed: &Handed) -> Vec<String> {
     let (accel, cpu) = match config.accelerator {
         Accelerator::Kvm => ("kvm", "host"),
         // The oldest model that Debian's user space and the kernel's fast paths are content with: emulating more costs.
-        Accelerator::Tcg => ("tcg", "Nehalem"),
+        Accelerator::Tcg => (TCG, "Nehalem"),
     };
     arg("-name", process::marker(&config.uid));
-    arg("-M", format!("microvm,accel={accel},acpi=on,rtc=on"));
+    arg("-M", "microvm,acpi=on,rtc=on".to_owned());
+    arg("-accel", accel.to_owned());
     arg("-cpu", cpu.to_owned());
     arg("-smp", config.vcpus.to_string());
     arg("-m", format!("{}M", config.memory_mib));

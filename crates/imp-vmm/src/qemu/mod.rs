@@ -123,6 +123,9 @@ impl Qemu {
                 Ok(file.map_err(io_error(format!("cannot open {path}")))?.into())
             })
             .collect::<Result<_, VmmError>>()?;
+        let marker_path = config.run_dir.join(crate::LAUNCH_MARKER);
+        let marker =
+            File::create(&marker_path).map_err(io_error(format!("cannot make {marker_path}")))?.into();
         let log_path = config.run_dir.join(command::LOG_FILE);
         let log = File::create(&log_path).map_err(io_error(format!("cannot make {log_path}")))?;
         let again = log.try_clone().map_err(io_error(format!("cannot open {log_path} twice")))?;
@@ -136,6 +139,7 @@ impl Qemu {
             // needed, except for this one device.
             groups: kvm_group(config.accelerator),
             files,
+            marker,
             limits: vec![(Resource::Core, 0), (Resource::Nofile, OPEN_FILES)],
         };
         let child =
@@ -210,17 +214,17 @@ impl Vmm for Qemu {
     async fn find(&self, uid: &str) -> Result<Option<ProcessRecord>, VmmError> {
         let Some(pid) = process::find(uid, "qemu-system")? else { return Ok(None) };
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let kvm = String::from_utf8_lossy(&line).contains("accel=kvm");
+        let kvm = line.split(|b| *b == 0).any(|argument| argument == b"kvm");
         self.record(pid, uid, if kvm { Accelerator::Kvm } else { Accelerator::Tcg })
     }
 }
 
+/// The group that may open /dev/kvm (it has another number on each distribution), where there is one.
 fn kvm_group(accelerator: Accelerator) -> Vec<u32> {
     use std::os::unix::fs::MetadataExt as _;
-    match accelerator {
-        Accelerator::Kvm => std::fs::metadata("/dev/kvm").map(|m| vec![m.gid()]).unwrap_or_default(),
-        Accelerator::Tcg => Vec::new(),
-    }
+    let Ok(device) = std::fs::metadata("/dev/kvm") else { return Vec::new() };
+    let opens_it = accelerator == Accelerator::Kvm && device.gid() != 0 && device.mode() & 0o060 == 0o060;
+    if opens_it { vec![device.gid()] } else { Vec::new() }
 }
 
 fn io_error(doing: String) -> impl FnOnce(io::Error) -> VmmError {
