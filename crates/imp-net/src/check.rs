@@ -98,7 +98,7 @@ pub(crate) fn sound(all: &[Attachment]) -> Vec<&Attachment> {
             // A VM that is named twice counts as it is named last.
             Ok(()) => drop(kept.insert(&attachment.vm, attachment)),
             Err(error) => {
-                tracing::warn!(vm = attachment.vm, %error, "attachment left out of the node's rules")
+                tracing::warn!(vm = attachment.vm, %error, "attachment left out of the node's rules");
             }
         }
     }

@@ -87,7 +87,7 @@ impl Links {
             let request = self.handle.link().add(message).execute();
             self.bounded(&format!("make bridge {name}"), request, &[Errno::EXIST]).await?;
         }
-        let link = self.claim(device, "bridge").await?;
+        let link = self.claim(device).await?;
         self.set(name, LinkUnspec::new_with_index(link.index).mtu(mtu).build(), "set the MTU of").await?;
         sysctl::disable_ipv6(name)?;
         self.only_address(&link, gateway).await?;
@@ -102,7 +102,7 @@ impl Links {
     /// # Errors
     /// [`NetError::NameTaken`] when a device of that name is not that tap.
     pub(crate) async fn join(&self, device: &Device, bridge: &Link, mtu: u32) -> Result<(), NetError> {
-        let link = self.claim(device, "tun").await?;
+        let link = self.claim(device).await?;
         let name = &device.name;
         self.set(name, LinkUnspec::new_with_index(link.index).mtu(mtu).build(), "set the MTU of").await?;
         sysctl::disable_ipv6(name)?;
@@ -140,7 +140,7 @@ impl Links {
     }
 
     /// The device as it is, marked as ours if it was not.
-    async fn claim(&self, device: &Device, kind: &str) -> Result<Link, NetError> {
+    async fn claim(&self, device: &Device) -> Result<Link, NetError> {
         let taken = |owner: String| NetError::NameTaken {
             device: device.name.clone(),
             wanted: device.alias.clone(),
@@ -152,7 +152,7 @@ impl Links {
                 Errno::NODEV,
             ));
         };
-        if link.kind.as_deref() != Some(kind) {
+        if link.kind.as_deref() != Some(device.kind) {
             return Err(taken(format!("a device of kind {:?}", link.kind.as_deref().unwrap_or("none"))));
         }
         match &link.alias {

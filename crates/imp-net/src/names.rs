@@ -6,6 +6,8 @@ use sha2::{Digest as _, Sha256};
 pub(crate) const BRIDGE_PREFIX: &str = "imp-";
 /// Start of a tap's name.
 pub(crate) const TAP_PREFIX: &str = "imt-";
+const BRIDGE_KIND: &str = "bridge";
+const TAP_KIND: &str = "tun";
 /// Hexadecimal digits after the prefix. The kernel allows 15 bytes (IFNAMSIZ, with the final NUL, is 16).
 const DIGITS: usize = 10;
 
@@ -17,16 +19,18 @@ pub(crate) struct Device {
     pub(crate) name: String,
     /// At most 255 bytes.
     pub(crate) alias: String,
+    /// As ip-link(8) names it.
+    pub(crate) kind: &'static str,
 }
 
 /// The bridge of the network with the key `network`.
 pub(crate) fn bridge(network: &str) -> Device {
-    Device { name: name(BRIDGE_PREFIX, network), alias: format!("imp network {network}") }
+    Device { name: name(BRIDGE_PREFIX, network), alias: format!("imp network {network}"), kind: BRIDGE_KIND }
 }
 
 /// The tap of the VM with the UID `vm`.
 pub(crate) fn tap(vm: &str) -> Device {
-    Device { name: name(TAP_PREFIX, vm), alias: format!("imp vm {vm}") }
+    Device { name: name(TAP_PREFIX, vm), alias: format!("imp vm {vm}"), kind: TAP_KIND }
 }
 
 /// The hardware address of the bridge of `network`: locally administered, and fixed, since a bridge without one of its
@@ -36,16 +40,23 @@ pub(crate) fn bridge_mac(network: &str) -> [u8; 6] {
     [0x02, hash[0], hash[1], hash[2], hash[3], hash[4]]
 }
 
-/// Whether a device of that name and alias is one that we made. A device without an alias is what is left when we were
-/// cut off between making and marking it.
-pub(crate) fn is_ours(name: &str, alias: Option<&str>) -> bool {
-    let marked = |mark: &str| alias.is_none_or(|alias| alias.starts_with(mark));
-    let hashed = |rest: &str| rest.len() == DIGITS && rest.bytes().all(|b| b.is_ascii_hexdigit());
-    match (name.strip_prefix(BRIDGE_PREFIX), name.strip_prefix(TAP_PREFIX)) {
-        (Some(rest), _) => hashed(rest) && marked("imp network "),
-        (_, Some(rest)) => hashed(rest) && marked("imp vm "),
-        _ => false,
+impl Device {
+    /// Whether what stands under our name is this device: marked as it, or of its kind and unmarked, as it is left when we
+    /// are cut off between making and marking.
+    pub(crate) fn is(&self, alias: Option<&str>, kind: Option<&str>) -> bool {
+        alias.map_or_else(|| kind == Some(self.kind), |alias| alias == self.alias)
     }
+}
+
+/// Whether a device is one that we made, for whomever.
+pub(crate) fn is_ours(name: &str, alias: Option<&str>, kind: Option<&str>) -> bool {
+    let hashed = |rest: &str| rest.len() == DIGITS && rest.bytes().all(|b| b.is_ascii_hexdigit());
+    let (rest, mark, made_as) = match (name.strip_prefix(BRIDGE_PREFIX), name.strip_prefix(TAP_PREFIX)) {
+        (Some(rest), _) => (rest, "imp network ", BRIDGE_KIND),
+        (_, Some(rest)) => (rest, "imp vm ", TAP_KIND),
+        _ => return false,
+    };
+    hashed(rest) && alias.map_or_else(|| kind == Some(made_as), |alias| alias.starts_with(mark))
 }
 
 fn name(prefix: &str, id: &str) -> String {
@@ -59,19 +70,29 @@ mod tests {
 
     #[test]
     fn names_fit_the_kernel_and_do_not_change() {
-        assert_eq!(bridge("default/net").name, "imp-d53e3bff8c");
+        assert_eq!(bridge("default/net").name, "imp-51a49ac74c");
         assert_eq!(tap("5f0c9c1e-0000-4000-8000-000000000001").name.len(), 14);
         assert_ne!(bridge("a").name, bridge("b").name);
         assert_eq!(bridge_mac("a")[0] & 0b11, 0b10, "locally administered, not multicast");
     }
 
     #[test]
-    fn only_marked_or_unmarked_devices_of_our_pattern_are_ours() {
-        let Device { name, alias } = tap("uid");
-        assert!(is_ours(&name, Some(&alias)));
-        assert!(is_ours(&name, None));
-        assert!(!is_ours(&name, Some("somebody's")));
-        assert!(!is_ours("imp-operator", None));
-        assert!(!is_ours("eth0", None));
+    fn only_devices_marked_or_left_unmarked_are_ours() {
+        let device = tap("uid");
+        let Device { name, alias, .. } = &device;
+        for (mark, kind, expected) in [
+            (Some(alias.as_str()), Some("tun"), true),
+            (None, Some("tun"), true),
+            (None, Some("veth"), false),
+            (None, None, false),
+            (Some("somebody's"), Some("tun"), false),
+        ] {
+            assert_eq!(is_ours(name, mark, kind), expected, "{mark:?} {kind:?}");
+            assert_eq!(device.is(mark, kind), expected, "{mark:?} {kind:?}");
+        }
+        let another = tap("another").alias;
+        assert!(is_ours(name, Some(&another), Some("tun")) && !device.is(Some(&another), Some("tun")));
+        assert!(!is_ours("imp-operator", None, Some("bridge")));
+        assert!(!is_ours("eth0", None, None));
     }
 }

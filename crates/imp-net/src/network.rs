@@ -66,8 +66,8 @@ impl Network {
         let links = self.links()?;
         let tap = names::tap(&attachment.vm);
         let bridge = names::bridge(&attachment.network);
-        let had_tap = links.find(&tap.name).await?.is_some();
-        let had_bridge = links.find(&bridge.name).await?.is_some();
+        let had_tap = links.find(&tap.name).await?.is_some_and(|link| is(&tap, &link));
+        let had_bridge = links.find(&bridge.name).await?.is_some_and(|link| is(&bridge, &link));
 
         let made = self.make(&links, attachment, &others).await;
         if made.is_err() {
@@ -134,7 +134,9 @@ impl Network {
             }
         }
         for link in &present {
-            if names::is_ours(&link.name, link.alias.as_deref()) && !wanted.contains(&link.name) {
+            if names::is_ours(&link.name, link.alias.as_deref(), link.kind.as_deref())
+                && !wanted.contains(&link.name)
+            {
                 tracing::info!(
                     device = link.name,
                     alias = link.alias,
@@ -208,23 +210,27 @@ async fn ensure_bridge(
     Ok(link)
 }
 
-/// Removes `device`, unless a device of that name is marked as somebody else's.
+/// Removes `device`, unless what has its name is another's.
 async fn remove_if_ours(links: &Links, device: &Device) -> Result<(), NetError> {
     match links.find(&device.name).await? {
-        Some(link) if link.alias.as_ref().is_none_or(|alias| *alias == device.alias) => {
-            links.remove(&link).await
-        }
+        Some(link) if is(device, &link) => links.remove(&link).await,
         Some(link) => {
+            let Link { name, alias, kind, .. } = link;
             tracing::warn!(
-                device = link.name,
-                alias = link.alias,
-                "left a device alone that is not {}'s",
+                device = name,
+                alias,
+                kind,
+                "left a device alone that is not that of {}",
                 device.alias
             );
             Ok(())
         }
         None => Ok(()),
     }
+}
+
+fn is(device: &Device, link: &Link) -> bool {
+    device.is(link.alias.as_deref(), link.kind.as_deref())
 }
 
 /// Whether a VM of `network` has a port of the node.
@@ -239,5 +245,20 @@ fn without(all: &[Attachment], vm: &str) -> Vec<Attachment> {
 fn warn_of(undone: Result<(), NetError>) {
     if let Err(error) = undone {
         tracing::warn!(error = &error as &dyn std::error::Error, "could not undo a part of an attachment");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Servers spawn these on any thread.
+    #[test]
+    fn operations_can_be_spawned() {
+        fn spawnable<T: Send>(_: T) {}
+        let network = Network::new(NetworkOptions::default());
+        spawnable(network.reconcile(&[]));
+        spawnable(network.detach("vm", "network", &[]));
+        let _ = |attachment: &Attachment| spawnable(network.attach(attachment, &[]));
     }
 }
