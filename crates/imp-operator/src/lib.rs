@@ -1,4 +1,7 @@
 //! The operator: binding, lifecycle and the aggregated API.
 
+pub mod ca;
+pub mod certificates;
 pub mod metrics;
+pub mod publish;
 pub mod subresources;
