@@ -4,7 +4,8 @@
 use k8s_openapi::api::core::v1::{EnvVar, Toleration};
 
 use crate::{
-    ImpNetworkSpec, ImpVMClassSpec, ImpVMSpec, ImpVMTemplateSpec, IpamProvider, ProbeSpec, VMDesiredState,
+    FieldPath, ImpNetworkSpec, ImpVMClassSpec, ImpVMSpec, ImpVMTemplateSpec, IpamProvider, ProbeSpec,
+    VMDesiredState,
 };
 
 /// A field that is set but not acted on.
@@ -134,7 +135,10 @@ impl Found {
         for (index, source) in
             env.iter().enumerate().filter_map(|(index, var)| Some((index, var.value_from.as_ref()?)))
         {
-            let kind = if source.field_ref.is_some() {
+            let kind = if let Some(field) = &source.field_ref {
+                if FieldPath::parse(&field.field_path).is_some() {
+                    continue;
+                }
                 "fieldRef"
             } else if source.resource_field_ref.is_some() {
                 "resourceFieldRef"
@@ -146,7 +150,7 @@ impl Found {
             self.note(
                 true,
                 format_args!("env[{index}].valueFrom.{kind}"),
-                "that source of environment, which does not exist yet; use configMapKeyRef or secretKeyRef",
+                "that source of environment, which does not exist yet; use configMapKeyRef, secretKeyRef, or fieldRef of the VM's own metadata, spec.nodeName or status.podIP",
             );
         }
     }
@@ -166,7 +170,8 @@ mod tests {
     fn a_vm_of_fields_that_work_has_nothing_to_tell() {
         let vm: ImpVMSpec = serde_json::from_value(json!({
             "classRef": {"name": "small"}, "image": "x", "networkRef": {"name": "n"}, "expireAfter": "1h", "nodeName": "n1",
-            "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+            "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+                {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
             "tolerations": [{"operator": "Exists"}], "probes": {"httpCheck": {"enabled": false}}, "rescheduleOnNodeLoss": false,
             "restartPolicy": {"mode": "reschedule"}, "rootDisk": {"mode": "Flat"},
         }))
@@ -183,7 +188,7 @@ mod tests {
             "templateRef": {"name": "t"}, "snapshotRef": "s", "userData": {"configMapRef": {"name": "c"}}, "networkGroup": "g",
             "runnerLayer": "r", "ciliumLayer": "c", "runnerConfigSecret": "s", "rescheduleOnNodeLoss": true,
             "desiredState": "ScaleToZero", "idleTimeout": "5m", "probes": {"httpCheck": {"enabled": true, "port": 80}},
-            "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+            "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}],
             "tolerations": [{"operator": "Exists", "tolerationSeconds": 5}],
         }))
         .unwrap();

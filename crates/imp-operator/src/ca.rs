@@ -59,7 +59,9 @@ pub enum CaError {
     #[error("a certificate cannot be made")]
     Make(#[from] rcgen::Error),
     /// A request is none, or its signature is wrong.
-    #[error("the certificate request cannot be used; send a PKCS #10 request in PEM, signed with its own key")]
+    #[error(
+        "the certificate request cannot be used; send a PKCS #10 request in PEM, signed with its own key"
+    )]
     Request(#[source] rcgen::Error),
 }
 
@@ -112,10 +114,8 @@ impl Authority {
     /// # Errors
     /// What is wrong with them.
     fn parse(certificate: &[u8], key: &[u8], now: SystemTime) -> Result<Self, &'static str> {
-        let pem =
-            std::str::from_utf8(certificate).map_err(|_| "tls.crt is no PEM certificate")?.to_owned();
-        let der =
-            CertificateDer::from_pem_slice(certificate).map_err(|_| "tls.crt is no PEM certificate")?;
+        let pem = std::str::from_utf8(certificate).map_err(|_| "tls.crt is no PEM certificate")?.to_owned();
+        let der = CertificateDer::from_pem_slice(certificate).map_err(|_| "tls.crt is no PEM certificate")?;
         let key = std::str::from_utf8(key).ok().and_then(|key| KeyPair::from_pem(key).ok());
         let key = key.ok_or("tls.key is no PEM private key")?;
         let (not_after, public) = {
@@ -133,8 +133,8 @@ impl Authority {
         if not_after <= now {
             return Err("tls.crt has expired");
         }
-        let issuer =
-            Issuer::from_ca_cert_der(&der, key).map_err(|_| "tls.crt is no CA's certificate that can sign")?;
+        let issuer = Issuer::from_ca_cert_der(&der, key)
+            .map_err(|_| "tls.crt is no CA's certificate that can sign")?;
         Ok(Self { pem, der, not_after, issuer })
     }
 

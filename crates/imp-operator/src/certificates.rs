@@ -43,11 +43,7 @@ pub struct Certificates {
 
 impl Default for Certificates {
     fn default() -> Self {
-        Self {
-            authority: watch::Sender::new(None),
-            server: ServerTls::default(),
-            nodes: NodeTls::default(),
-        }
+        Self { authority: watch::Sender::new(None), server: ServerTls::default(), nodes: NodeTls::default() }
     }
 }
 

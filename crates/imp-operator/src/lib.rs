@@ -3,5 +3,6 @@
 pub mod ca;
 pub mod certificates;
 pub mod metrics;
+pub mod node_api;
 pub mod publish;
 pub mod subresources;

@@ -59,7 +59,10 @@ pub async fn api_service(client: Client, authority: Authorities) {
             return Ok(());
         }
         let body = json!({"spec": {"caBundle": bundle, "insecureSkipTLSVerify": null}});
-        let params = PatchParams { field_manager: Some(names::field_manager::OPERATOR.to_owned()), ..PatchParams::default() };
+        let params = PatchParams {
+            field_manager: Some(names::field_manager::OPERATOR.to_owned()),
+            ..PatchParams::default()
+        };
         match api.patch(&name, &params, &Patch::Merge(&body)).await {
             // Deleted since it was seen.
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
