@@ -14,7 +14,7 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::ca::Authority;
@@ -27,57 +27,55 @@ const RETRY: Duration = Duration::from_secs(5);
 /// The CA as it changes, see [`crate::certificates::Certificates::authority`].
 pub type Authorities = watch::Receiver<Option<Arc<Authority>>>;
 
+/// A write that makes an object true.
+type Write = (PatchParams, Patch<Value>);
+
 /// Keeps ConfigMap `namespace`/imp-ca true, for good.
 pub async fn config_map(client: Client, namespace: String, authority: Authorities) {
     let api = Api::<ConfigMap>::namespaced(client, &namespace);
-    let write = async |found: Option<&ConfigMap>, authority: &Authority| {
-        let text = found.and_then(|map| map.data.as_ref()?.get(CA_KEY)).map(String::as_str);
-        if text == Some(authority.pem()) {
-            return Ok(());
-        }
-        let body = json!({
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": names::CA_NAME, "labels": {"app.kubernetes.io/part-of": "imp"}},
-            "data": {CA_KEY: authority.pem()},
-        });
-        let params = PatchParams::apply(names::field_manager::OPERATOR).force();
-        api.patch(names::CA_NAME, &params, &Patch::Apply(&body)).await.map(drop)
-    };
-    keep(&api, names::CA_NAME, authority, write).await;
+    keep(&api, names::CA_NAME, authority, config_map_write).await;
+}
+
+fn config_map_write(found: Option<&ConfigMap>, pem: &str) -> Option<Write> {
+    if found.and_then(|map| map.data.as_ref()?.get(CA_KEY)).is_some_and(|text| text == pem) {
+        return None;
+    }
+    let body = json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": names::CA_NAME, "labels": {"app.kubernetes.io/part-of": "imp"}},
+        "data": {CA_KEY: pem},
+    });
+    Some((PatchParams::apply(names::field_manager::OPERATOR).force(), Patch::Apply(body)))
 }
 
 /// Keeps caBundle of the APIService of the aggregated API true, for good. Where there is no APIService, none is made: it
 /// comes with the chart.
 pub async fn api_service(client: Client, authority: Authorities) {
-    let api = Api::<APIService>::all(client);
     let name = format!("v1alpha1.{}", names::SUBRESOURCES_GROUP);
-    let write = async |found: Option<&APIService>, authority: &Authority| {
-        let Some(found) = found else { return Ok(()) };
-        let bundle = ByteString(authority.pem().as_bytes().to_vec());
-        if found.spec.as_ref().is_some_and(|spec| spec.ca_bundle.as_ref() == Some(&bundle)) {
-            return Ok(());
-        }
-        let body = json!({"spec": {"caBundle": bundle, "insecureSkipTLSVerify": null}});
-        let params = PatchParams {
-            field_manager: Some(names::field_manager::OPERATOR.to_owned()),
-            ..PatchParams::default()
-        };
-        match api.patch(&name, &params, &Patch::Merge(&body)).await {
-            // Deleted since it was seen.
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-            result => result.map(drop),
-        }
-    };
-    keep(&api, &name, authority, write).await;
+    keep(&Api::<APIService>::all(client), &name, authority, api_service_write).await;
 }
 
-/// Calls `write` whenever the object called `name` or the CA changes, until both fit.
+fn api_service_write(found: Option<&APIService>, pem: &str) -> Option<Write> {
+    let bundle = ByteString(pem.as_bytes().to_vec());
+    if found?.spec.as_ref().is_some_and(|spec| spec.ca_bundle.as_ref() == Some(&bundle)) {
+        return None;
+    }
+    // A bundle is refused next to insecureSkipTLSVerify.
+    let body = json!({"spec": {"caBundle": bundle, "insecureSkipTLSVerify": null}});
+    let params = PatchParams {
+        field_manager: Some(names::field_manager::OPERATOR.to_owned()),
+        ..PatchParams::default()
+    };
+    Some((params, Patch::Merge(body)))
+}
+
+/// Makes what `wanted` says, whenever the object called `name` or the CA changes.
 async fn keep<K>(
     api: &Api<K>,
     name: &str,
     mut authority: Authorities,
-    write: impl AsyncFn(Option<&K>, &Authority) -> kube::Result<()>,
+    wanted: fn(Option<&K>, &str) -> Option<Write>,
 ) where
     K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
@@ -95,14 +93,20 @@ async fn keep<K>(
         }
         let current = authority.borrow_and_update().clone();
         let (true, Some(current)) = (synced, current) else { continue };
-        let result = write(object.as_ref(), &current).await;
-        retry = result.is_err();
-        if let Err(error) = result {
-            let kind = K::kind(&());
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "{kind} {name} was not told of Imp's CA; trying again"
-            );
+        retry = false;
+        let Some((params, patch)) = wanted(object.as_ref(), current.pem()) else { continue };
+        match api.patch(name, &params, &patch).await {
+            Ok(_) => {}
+            // Deleted since it was seen.
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => {
+                retry = true;
+                let kind = K::kind(&());
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "{kind} {name} was not told of Imp's CA; trying again"
+                );
+            }
         }
     }
 }
