@@ -15,15 +15,12 @@ pub(super) async fn run(paths: &Paths, args: Box<RunArgs>) -> anyhow::Result<u8>
     let mut client = client::connect(paths).await?;
     let vm = put(&mut client, paths, &args).await?;
     let ended = wait_started(&mut client, &vm, &args.image).await?;
+    if let Some(status) = ended.filter(|s| s.state() == pb::VmState::Failed || hopeless(s)) {
+        return failed(&mut client, &vm, &args, &status).await;
+    }
     if args.detach {
-        if let Some(status) = ended.filter(|s| s.state() == pb::VmState::Failed) {
-            return failed(&mut client, &vm, &args, &status).await;
-        }
         println!("{}", vm.name);
         return Ok(0);
-    }
-    if let Some(status) = ended.filter(|s| s.state() == pb::VmState::Failed) {
-        return failed(&mut client, &vm, &args, &status).await;
     }
     let status = attach(&mut client, &vm, &args).await;
     if args.rm {
@@ -115,7 +112,7 @@ async fn wait_started(
                 if status.state() == pb::VmState::Running {
                     break None;
                 }
-                if client::ended(&status) {
+                if client::ended(&status) || hopeless(&status) {
                     break Some(status);
                 }
                 show(&progress, &status, image);
@@ -128,6 +125,12 @@ async fn wait_started(
     };
     progress.finish_and_clear();
     Ok(result)
+}
+
+/// A node tries such an image again (somebody may push it, or mend the secret); a person at a terminal wants to know now.
+fn hopeless(status: &pb::VmStatus) -> bool {
+    use pb::FailureReason::{ImageNotFound, ImagePullUnauthorized};
+    status.failure.as_ref().is_some_and(|f| matches!(f.reason(), ImageNotFound | ImagePullUnauthorized))
 }
 
 fn show(progress: &ProgressBar, status: &pb::VmStatus, image: &str) {
@@ -162,7 +165,7 @@ async fn failed(
 ) -> anyhow::Result<u8> {
     let failure = status.failure.clone().unwrap_or_default();
     eprintln!("imp: {}: {}", vm.name, failure.message);
-    if args.rm {
+    if args.rm || hopeless(status) {
         super::stop::remove(client, vm).await?;
     }
     if failure.reason() != pb::FailureReason::WorkloadStartFailed {

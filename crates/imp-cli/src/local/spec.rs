@@ -2,6 +2,8 @@
 
 use super::args::{Pull, RunArgs};
 use anyhow::Context as _;
+use camino::Utf8PathBuf;
+use imp_image::ImageSource;
 use imp_proto::v1 as pb;
 
 /// Smallest VM that boots Debian's kernel, in MiB; the class's minimum as well.
@@ -31,7 +33,7 @@ pub(super) fn build(
         run_state: pb::RunState::Running.into(),
         resources: Some(pb::Resources { vcpus: args.cpus, memory_mib: args.memory, disk_gib: args.disk }),
         image: Some(pb::ImageSpec {
-            reference: args.image.clone(),
+            reference: absolute(&args.image)?,
             pull_policy: pull_policy(args.pull).into(),
             architecture: String::new(),
         }),
@@ -53,6 +55,20 @@ pub(super) fn build(
         needs_secrets: false,
         guest_agent: true,
         persistent: true,
+    })
+}
+
+/// The reference with a path as seen from everywhere: the runtime has another working directory.
+fn absolute(image: &str) -> anyhow::Result<String> {
+    let full = |path: &Utf8PathBuf| -> anyhow::Result<Utf8PathBuf> {
+        let full = std::path::absolute(path).with_context(|| format!("cannot resolve {path}"))?;
+        Utf8PathBuf::from_path_buf(full).map_err(|path| anyhow::anyhow!("{} is not UTF-8", path.display()))
+    };
+    Ok(match image.parse()? {
+        ImageSource::Registry(_) => image.to_owned(),
+        ImageSource::OciLayout(path, tag) => ImageSource::OciLayout(full(&path)?, tag).to_string(),
+        ImageSource::OciArchive(path, tag) => ImageSource::OciArchive(full(&path)?, tag).to_string(),
+        ImageSource::DockerArchive(path, tag) => ImageSource::DockerArchive(full(&path)?, tag).to_string(),
     })
 }
 
@@ -143,6 +159,15 @@ mod tests {
         assert!(parse_memory_mib("64m").unwrap_err().contains("128m"));
         assert!(parse_memory_mib("lots").unwrap_err().contains("512m or 2g"));
         assert!(parse_memory_mib("99999999999g").is_err());
+    }
+
+    #[test]
+    fn a_path_is_seen_from_everywhere() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(absolute("oci:a/b:tag").unwrap(), format!("oci:{}/a/b:tag", here.display()));
+        assert_eq!(absolute("oci:oci:oci").unwrap(), format!("oci:{}/oci:oci", here.display()));
+        assert_eq!(absolute("docker-archive:/x.tar").unwrap(), "docker-archive:/x.tar");
+        assert_eq!(absolute("busybox").unwrap(), "busybox");
     }
 
     #[test]

@@ -75,9 +75,9 @@ pub(super) fn arguments(config: &LaunchConfig, handed: &Handed) -> Vec<String> {
         arg("-netdev", format!("tap,id=net0,fd={fd}"));
         devices.push(format!("virtio-net-device,netdev=net0,mac={mac}"));
     }
-    // QEMU hands out its slots from the top, and the guest looks from the bottom: the last becomes the first. (A slot
-    // that is named is no way out: the lower ones do not work under emulation.)
-    for device in devices.into_iter().rev() {
+    // QEMU hands out its slots from the top, and the guest finds the top one first: the order stays. (A slot that is named
+    // is no way to be sure: the lowest does not work under emulation.)
+    for device in devices {
         arg("-device", device);
     }
     arg("-device", format!("virtserialport,bus=serial.0,chardev=guest,name={GUEST_PORT}"));
