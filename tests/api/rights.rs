@@ -11,8 +11,9 @@ use imp_testkit::wait::wait_for;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
-use kube::api::{Patch, PatchParams, PostParams};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, ServiceAccount};
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
@@ -163,6 +164,9 @@ async fn the_operator_can_do_what_it_does_and_no_more() {
             ("delete", "imp.dev/impvms", Some("default"), true),
             ("patch", "imp.dev/impvms/status", Some("default"), true),
             ("get", "/secrets", Some("default"), true),
+            ("get", "/configmaps", Some("default"), true),
+            ("get", "/serviceaccounts", Some("default"), true),
+            ("create", "/serviceaccounts/token", Some(NAMESPACE), false),
             ("create", "authentication.k8s.io/tokenreviews", None, true),
             ("create", "authorization.k8s.io/subjectaccessreviews", None, true),
             ("update", "coordination.k8s.io/leases", Some(NAMESPACE), true),
@@ -176,6 +180,19 @@ async fn the_operator_can_do_what_it_does_and_no_more() {
         ],
     )
     .await;
+}
+
+#[tokio::test]
+async fn the_operator_follows_its_ca_and_no_other_secret() {
+    install().await;
+    let operator = client_of("imp-controller-manager", None).await;
+    let ca = ListParams::default().fields("metadata.name=imp-ca");
+    let secrets: Api<Secret> = Api::namespaced(operator.clone(), NAMESPACE);
+    secrets.list(&ca).await.unwrap();
+    assert!(secrets.list(&ListParams::default()).await.is_err());
+    Api::<ConfigMap>::namespaced(operator.clone(), NAMESPACE).list(&ca).await.unwrap();
+    let service = ListParams::default().fields("metadata.name=v1alpha1.subresources.imp.dev");
+    Api::<APIService>::all(operator).list(&service).await.unwrap();
 }
 
 #[tokio::test]

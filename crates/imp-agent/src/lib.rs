@@ -15,7 +15,6 @@ use tokio::task::JoinSet;
 
 pub mod config;
 pub mod context;
-pub mod health;
 pub mod heartbeat;
 pub mod metrics;
 pub mod observe;
@@ -87,7 +86,9 @@ pub async fn run(config: config::Config, client: kube::Client) -> anyhow::Result
     parts.spawn(heartbeat::profile(context.clone(), endpoint, context.runtime.subscribe()));
     parts.spawn(tls.clone().keep(operator, config.node_name));
     parts.spawn(streams::serve(streams, tls, proxy));
-    let (probes, figures) = (health::probes(context.clone()), health::metrics(context));
+    let ready = context.clone();
+    let probes = imp_kube::server::probes(move || ready.ready.check());
+    let figures = imp_kube::server::metrics(move || context.metrics.render());
     parts.spawn(async { drop(axum::serve(health, probes).await) });
     parts.spawn(async { drop(axum::serve(metrics, figures).await) });
     // Every part runs for good: the first that ends ends the agent, which is then started again.

@@ -1,7 +1,6 @@
 //! `/metrics`, `/healthz` and `/readyz`, over plain HTTP.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use axum::Router;
 use axum::http::StatusCode;
@@ -78,21 +77,4 @@ pub async fn serve(
         .with_graceful_shutdown(shutdown.cancelled_owned())
         .await
         .map_err(|source| ServerError::Serve { what, source })
-}
-
-/// A value that a probe looks at, set once something is so. Cheap to clone.
-#[derive(Clone, Debug, Default)]
-pub struct Flag(Arc<std::sync::atomic::AtomicBool>);
-
-impl Flag {
-    /// Sets it.
-    pub fn set(&self) {
-        self.0.store(true, std::sync::atomic::Ordering::Release);
-    }
-
-    /// Whether it was set.
-    #[must_use]
-    pub fn is_set(&self) -> bool {
-        self.0.load(std::sync::atomic::Ordering::Acquire)
-    }
 }
