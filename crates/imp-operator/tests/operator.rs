@@ -186,3 +186,58 @@ async fn the_ca_is_published_restored_and_served_with() {
     }
     replica.end().await;
 }
+
+#[tokio::test]
+async fn who_loses_the_lease_ends() {
+    let (plane, client) = plane().await;
+    let leases = Api::<Lease>::namespaced(client, NAMESPACE);
+    let replica = Replica::start(&plane, "old").await;
+    let mut lease = wait("a leader", async || leases.get_opt("imp-controller-manager").await.unwrap()).await;
+    // A renewal may come between reading and writing.
+    wait_for(PATIENCE, "the lease to be taken", async || {
+        let taken = Patch::Merge(
+            json!({"spec": {"holderIdentity": "new", "renewTime": lease.spec.as_ref().unwrap().renew_time},
+            "metadata": {"resourceVersion": lease.metadata.resource_version}}),
+        );
+        let done = leases.patch("imp-controller-manager", &PatchParams::default(), &taken).await;
+        lease = leases.get("imp-controller-manager").await.unwrap();
+        done.map(drop).map_err(|error| error.to_string())
+    })
+    .await
+    .unwrap();
+    let error = tokio::time::timeout(PATIENCE, replica.task).await.unwrap().unwrap().unwrap_err();
+    assert!(format!("{error:#}").contains("\"new\" took the lease"), "{error:#}");
+    let holder = leases.get("imp-controller-manager").await.unwrap().spec.unwrap().holder_identity;
+    assert_eq!(holder.as_deref(), Some("new"), "it is not given up for another");
+}
+
+#[tokio::test]
+async fn the_program_ends_in_order_on_sigterm() {
+    let (plane, client) = plane().await;
+    let leases = Api::<Lease>::namespaced(client, NAMESPACE);
+    let holder = async || leases.get_opt("imp-controller-manager").await.unwrap()?.spec?.holder_identity;
+    let address = || free_address().to_string();
+    let program = tokio::process::Command::new(env!("CARGO_BIN_EXE_imp-operator"))
+        .env_clear()
+        .env("KUBECONFIG", plane.kubeconfig())
+        .env("POD_NAME", "program")
+        .env("IMP_LOG_FORMAT", "json")
+        .env("IMP_API_ADDRESS", address())
+        .env("IMP_METRICS_ADDRESS", address())
+        .env("IMP_HEALTH_ADDRESS", address())
+        .stderr(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    wait("the program to lead", async || holder().await.filter(|holder| holder == "program")).await;
+    let pid = program.id().unwrap().to_string();
+    assert!(tokio::process::Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+    let output = tokio::time::timeout(PATIENCE, program.wait_with_output()).await.unwrap().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{log}");
+    assert_eq!(holder().await.as_deref(), Some(""));
+    for line in log.lines() {
+        serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+    }
+    assert!(log.contains("SIGTERM") && !log.contains("PRIVATE KEY"), "{log}");
+}
