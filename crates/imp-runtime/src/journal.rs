@@ -168,7 +168,7 @@ impl Journal {
                         tracing::error!(%dir, version = record.version, "this record is none of this version's; its VM is left alone");
                     }
                     Err(error) => {
-                        tracing::error!(%dir, %error, "this record cannot be read; its VM is left alone")
+                        tracing::error!(%dir, %error, "this record cannot be read; its VM is left alone");
                     }
                 },
                 Err(e) if e.kind() == io::ErrorKind::NotFound => std::fs::remove_dir_all(&dir)?,

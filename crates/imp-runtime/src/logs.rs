@@ -60,7 +60,7 @@ impl LogStore {
     /// When the files cannot be read or written.
     pub(crate) fn open(&self, attempt: u32) -> io::Result<u64> {
         std::fs::create_dir_all(&self.dir)?;
-        let last = self.segments()?.into_iter().filter(|name| name.0 == attempt).next_back();
+        let last = self.segments()?.into_iter().rfind(|name| name.0 == attempt);
         let name = last.unwrap_or((attempt, 0));
         let path = self.path(name);
         let mut sequence = 0;

@@ -26,7 +26,7 @@ pub struct Socket {
 /// When the socket cannot be made, or another process listens on it.
 pub fn listen(socket: &Socket) -> anyhow::Result<UnixListener> {
     let path = &socket.path;
-    let dir = path.parent().unwrap_or(Utf8Path::new("."));
+    let dir = path.parent().unwrap_or_else(|| Utf8Path::new("."));
     std::fs::create_dir_all(dir).with_context(|| format!("cannot make {dir}"))?;
     if std::os::unix::net::UnixStream::connect(path).is_ok() {
         anyhow::bail!("another runtime listens on {path}");

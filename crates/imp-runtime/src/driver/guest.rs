@@ -288,7 +288,7 @@ async fn exited(vm: &Vm, mut client: Guest, outcome: Outcome) -> Outcome {
     if let Outcome::Exited(exit) = &outcome {
         vm.update(|status| {
             status.exit = Some(pb::WorkloadExit {
-                started_at: exit.started_at.or(status.timings.and_then(|t| t.workload_started)),
+                started_at: exit.started_at.or_else(|| status.timings.and_then(|t| t.workload_started)),
                 finished_at: exit.finished_at.or_else(|| Some(now())),
                 ..exit.clone()
             });

@@ -204,7 +204,7 @@ async fn attach(vm: &Vm, network: &pb::Network) -> Result<Nic, Fault> {
     let attached = vm.shared.network.attach(&attachment, &all).await;
     let attached = attached.map_err(|e| Fault::of(FailureReason::NetworkFailed, &e)).map_err(|e| {
         vm.update(|status| {
-            status.network = Some(pb::NetworkStatus { ready: false, message: e.message.clone() })
+            status.network = Some(pb::NetworkStatus { ready: false, message: e.message.clone() });
         });
         fault(e.message)
     })?;
