@@ -1,4 +1,9 @@
 //! Every decision of Imp as a pure function.
 
+pub mod expiry;
+pub mod ipam;
 pub mod phase;
+pub mod placement;
+pub mod quantity;
 pub mod request_queue;
+pub mod restart;
