@@ -58,6 +58,9 @@ pub struct ImpVMStatus {
     /// Earliest time of the next restart.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_retry_after: Option<Time>,
+    /// restartCount at which the present budget of retries began: a reset or a cool-down begins a new one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retries_from: Option<i32>,
     /// When all restarts were used up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exhausted_at: Option<Time>,

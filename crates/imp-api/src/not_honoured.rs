@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{EnvVar, Toleration};
 
 use crate::{
     FieldPath, ImpNetworkSpec, ImpVMClassSpec, ImpVMSpec, ImpVMTemplateSpec, IpamProvider, ProbeSpec,
-    VMDesiredState,
+    RestartMode, RestartPolicy, VMDesiredState,
 };
 
 /// A field that is set but not acted on.
@@ -49,6 +49,7 @@ impl ImpVMSpec {
             "rescheduleOnNodeLoss",
             "fencing of lost nodes, which does not exist yet",
         );
+        found.restart(self.restart_policy.as_ref());
         found.note(self.desired_state != VMDesiredState::Running, "desiredState", SUSPEND);
         found.note(self.idle_timeout.is_some(), "idleTimeout", SUSPEND);
         found.fields
@@ -70,6 +71,9 @@ pub fn not_honoured(
         if vm.probes.is_none() {
             found.probes(template.probes.as_ref());
         }
+        if vm.restart_policy.is_none() {
+            found.restart(template.restart_policy.as_ref());
+        }
         found.note(vm.network_group.is_none() && template.network_group.is_some(), "networkGroup", GROUPS);
         found.note(vm.runner_layer.is_none() && template.runner_layer.is_some(), "runnerLayer", LAYERS);
         found.note(vm.cilium_layer.is_none() && template.cilium_layer.is_some(), "ciliumLayer", LAYERS);
@@ -79,6 +83,9 @@ pub fn not_honoured(
         let mut found = Found { prefix: "ImpVMClass spec", fields: Vec::new() };
         if vm.probes.is_none() && template.is_none_or(|template| template.probes.is_none()) {
             found.probes(class.probes.as_ref());
+        }
+        if vm.restart_policy.is_none() && template.is_none_or(|template| template.restart_policy.is_none()) {
+            found.restart(class.restart_policy.as_ref());
         }
         found.tolerations(&class.tolerations);
         all.append(&mut found.fields);
@@ -114,6 +121,15 @@ impl Found {
         if is_set {
             self.fields.push(NotHonoured { path: format!("{}.{path}", self.prefix), reason });
         }
+    }
+
+    fn restart(&mut self, policy: Option<&RestartPolicy>) {
+        let reschedule = policy.is_some_and(|policy| policy.mode == RestartMode::Reschedule);
+        self.note(
+            reschedule,
+            "restartPolicy.mode",
+            "moves between nodes, which do not exist yet; restarts stay on the node",
+        );
     }
 
     fn probes(&mut self, probes: Option<&ProbeSpec>) {
@@ -173,7 +189,7 @@ mod tests {
             "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
                 {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
             "tolerations": [{"operator": "Exists"}], "probes": {"httpCheck": {"enabled": false}}, "rescheduleOnNodeLoss": false,
-            "restartPolicy": {"mode": "reschedule"}, "rootDisk": {"mode": "Flat"},
+            "restartPolicy": {"mode": "in-place"}, "rootDisk": {"mode": "Flat"},
         }))
         .unwrap();
         let network = serde_json::from_value(
@@ -185,7 +201,7 @@ mod tests {
     #[test]
     fn everything_else_is_named() {
         let vm: ImpVMSpec = serde_json::from_value(json!({
-            "templateRef": {"name": "t"}, "snapshotRef": "s", "userData": {"configMapRef": {"name": "c"}}, "networkGroup": "g",
+            "templateRef": {"name": "t"}, "snapshotRef": "s", "restartPolicy": {"mode": "reschedule"}, "userData": {"configMapRef": {"name": "c"}}, "networkGroup": "g",
             "runnerLayer": "r", "ciliumLayer": "c", "runnerConfigSecret": "s", "rescheduleOnNodeLoss": true,
             "desiredState": "ScaleToZero", "idleTimeout": "5m", "probes": {"httpCheck": {"enabled": true, "port": 80}},
             "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}],
@@ -205,6 +221,7 @@ mod tests {
                 "spec.ciliumLayer",
                 "spec.runnerConfigSecret",
                 "spec.rescheduleOnNodeLoss",
+                "spec.restartPolicy.mode",
                 "spec.desiredState",
                 "spec.idleTimeout",
             ]
