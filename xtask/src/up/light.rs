@@ -143,6 +143,12 @@ async fn create_node(client: &Client, index: u8) -> Result<()> {
         .patch_status(&name, &manager(), &Patch::Apply(status))
         .await
         .with_context(|| format!("set the status of node {name}"))?;
+    // Each new node is tainted as not ready, for a controller to take the taint off; here is none.
+    let untainted = json!({"spec": {"taints": null}});
+    nodes
+        .patch(&name, &PatchParams::default(), &Patch::Merge(untainted))
+        .await
+        .with_context(|| format!("take the taint off node {name}"))?;
     Ok(())
 }
 
