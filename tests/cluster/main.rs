@@ -17,7 +17,6 @@ const SETTLE: Duration = Duration::from_secs(120);
 
 /// One cluster serves all steps: they are what a person does one after another, and each start takes half a minute.
 #[tokio::test]
-#[ignore = "needs imp-runtime and the operator's controller, which are not written yet"]
 async fn from_up_to_down() -> Result<()> {
     let before = Leftovers::look()?;
     let dev = Dev::up(&[])?;
