@@ -79,13 +79,15 @@ async fn steps(vm: &Vm) {
     }
 }
 
-/// A VM that was never begun and should not run is stopped; one that ended says so already.
+/// Nothing runs and nothing is about to: the state is final, also where a crash came between freeing and saying so.
 fn tell_waiting(vm: &Vm) {
-    let begun = vm.record().attempt.is_some();
     vm.update(|status| {
-        if !begun {
-            status.state = pb::VmState::Stopped.into();
+        let failed = status.exit.is_none() && status.failure.as_ref().is_some_and(|f| !f.retrying);
+        let state = if failed { pb::VmState::Failed } else { pb::VmState::Stopped };
+        if status.state() != state {
+            tracing::info!(state = state.as_str_name(), "ended");
         }
+        status.state = state.into();
     });
 }
 
@@ -103,12 +105,7 @@ async fn attempt(vm: &Vm) -> Result<(), Fault> {
     vm.progress(Progress::Freed)?;
     killpoint("ended-journaled");
     // Only now: who hears of the end may begin the next attempt, or take the address for another VM.
-    let state = vm.status().state();
-    let final_state = if matches!(state, pb::VmState::Failed) { state } else { pb::VmState::Stopped };
-    vm.update(|status| status.state = final_state.into());
-    // The last words of the status, for whoever looks after a restart.
-    vm.journal(|_| {})?;
-    tracing::info!(state = final_state.as_str_name(), "ended");
+    tell_waiting(vm);
     Ok(())
 }
 
@@ -126,7 +123,8 @@ fn tell(vm: &Vm, outcome: Outcome) {
             Outcome::Failed(fault) => {
                 tracing::warn!(%fault, "the attempt failed");
                 status.failure = Some(fault.last());
-                status.state = pb::VmState::Failed.into();
+                status.exit = None;
+                status.state = pb::VmState::Stopping.into();
             }
             Outcome::Stopped => {
                 status.failure = None;
