@@ -1,5 +1,6 @@
 //! Every decision of Imp as a pure function.
 
+pub mod env;
 pub mod expiry;
 pub mod ipam;
 pub mod phase;
