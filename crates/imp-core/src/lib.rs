@@ -3,6 +3,7 @@
 pub mod env;
 pub mod expiry;
 pub mod ipam;
+pub mod nodeloss;
 pub mod phase;
 pub mod placement;
 pub mod quantity;
