@@ -60,7 +60,8 @@ pub fn choose(
         .ok_or(AddressError::Exhausted(last - first))
 }
 
-/// A MAC for a VM: locally administered, unicast, from its UID, and none of `reserved`.
+/// A MAC for a VM: locally administered, unicast, from its UID, and none of `reserved` (written as this writes them: lower
+/// case, with colons). The same for the same arguments, for ever.
 #[must_use]
 pub fn mac(uid: &str, reserved: &BTreeSet<String>) -> String {
     let mut hash = uid.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -107,7 +108,61 @@ mod tests {
         assert_ne!(mac("a", &BTreeSet::from([first.clone()])), first);
     }
 
+    #[test]
+    fn a_gateway_is_a_host_of_the_subnet() {
+        let subnet: Ipv4Net = "10.1.2.128/25".parse().unwrap();
+        for (wanted, good) in [
+            ("10.1.2.129", true),
+            ("10.1.2.254", true),
+            ("10.1.2.128", false),
+            ("10.1.2.255", false),
+            ("10.1.2.127", false),
+            ("0.0.0.0", false),
+        ] {
+            let wanted = wanted.parse().unwrap();
+            let expected =
+                if good { Ok(wanted) } else { Err(AddressError::BadGateway { gateway: wanted, subnet }) };
+            assert_eq!(gateway(subnet, Some(wanted)), expected);
+        }
+        let widest: Ipv4Net = "0.0.0.0/0".parse().unwrap();
+        let first = gateway(widest, None).unwrap();
+        assert_eq!(choose(widest, first, &BTreeSet::new()), Ok(Ipv4Addr::new(0, 0, 0, 2)));
+    }
+
+    #[test]
+    fn the_gateway_may_stand_anywhere() {
+        let subnet: Ipv4Net = "10.0.0.0/29".parse().unwrap();
+        let last = Ipv4Addr::new(10, 0, 0, 6);
+        let mut taken = BTreeSet::new();
+        while let Ok(address) = choose(subnet, last, &taken) {
+            assert!(taken.insert(address));
+        }
+        let expected: BTreeSet<_> = (1..=5).map(|n| Ipv4Addr::new(10, 0, 0, n)).collect();
+        assert_eq!(taken, expected);
+    }
+
     proptest! {
+        /// Of any subnet with any reservations, the lowest host that is free; an error when, and only when, none is.
+        #[test]
+        fn the_lowest_free_host(prefix in 20u8..=30, base: u32, gw: prop::sample::Index, taken in prop::collection::vec(0u32..16, 0..20)) {
+            let subnet = Ipv4Net::new(Ipv4Addr::from_bits(base), prefix).unwrap().trunc();
+            let hosts: Vec<Ipv4Addr> = subnet.hosts().collect();
+            let gw = gateway(subnet, Some(hosts[gw.index(hosts.len())])).unwrap();
+            let reserved: BTreeSet<Ipv4Addr> =
+                taken.iter().map(|n| Ipv4Addr::from_bits(subnet.network().to_bits() + n)).collect();
+            let expected = hosts.iter().copied().find(|host| *host != gw && !reserved.contains(host));
+            prop_assert_eq!(choose(subnet, gw, &reserved).ok(), expected);
+        }
+
+        #[test]
+        fn a_mac_is_local_unicast_and_stays(uid in "\\PC{0,40}") {
+            let first = mac(&uid, &BTreeSet::new());
+            let octets: Vec<u8> = first.split(':').map(|octet| u8::from_str_radix(octet, 16).unwrap()).collect();
+            prop_assert_eq!(octets.len(), 6);
+            prop_assert_eq!(octets[0] & 0b11, 0b10);
+            prop_assert_eq!(mac(&uid, &BTreeSet::new()), first);
+        }
+
         /// A /29 has five VMs; any number of them come and go and none is ever refused or given another's address.
         #[test]
         fn fr23_a_small_pool_never_runs_out(steps in prop::collection::vec(0usize..5, 1..200)) {

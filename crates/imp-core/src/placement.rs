@@ -42,7 +42,8 @@ pub struct Toleration {
 }
 
 impl Toleration {
-    /// Whether it tolerates `taint` (k8s.io/api/core/v1 Toleration.ToleratesTaint).
+    /// Whether it tolerates `taint` (k8s.io/api/core/v1 Toleration.ToleratesTaint; without a key only `Exists` is valid, so that
+    /// anything else without one tolerates nothing).
     #[must_use]
     pub fn tolerates(&self, taint: &Taint) -> bool {
         let effect = self.effect.is_empty() || self.effect == taint.effect;
@@ -117,7 +118,7 @@ impl Request {
     pub fn of_size(vcpus: u32, memory_mib: u64) -> Self {
         Self {
             cpu_millis: u64::from(vcpus) * 1000 + VM_OVERHEAD_CPU_MILLIS,
-            memory_bytes: (memory_mib + VM_OVERHEAD_MIB) << 20,
+            memory_bytes: memory_mib.saturating_add(VM_OVERHEAD_MIB).saturating_mul(1 << 20),
             ..Self::default()
         }
     }
@@ -170,6 +171,12 @@ impl Ledger {
         true
     }
 
+    /// The node that a VM takes part of.
+    #[must_use]
+    pub fn node_of(&self, uid: &str) -> Option<&str> {
+        self.vms.get(uid).map(|(node, ..)| node.as_str())
+    }
+
     /// What VMs take of a node.
     #[must_use]
     pub fn usage(&self, node: &str) -> Usage {
@@ -177,23 +184,32 @@ impl Ledger {
     }
 }
 
-/// Why no node will do: how many nodes there are, and how many lack what.
+/// Why no node will do: how many nodes there are, and how many lack what. A node that lacks both CPU and memory counts for both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unschedulable {
     nodes: usize,
     reasons: BTreeMap<String, usize>,
+    /// The only node that was looked at.
+    pinned: Option<String>,
 }
 
 impl fmt::Display for Unschedulable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.nodes == 0 {
-            return f.write_str("no node has the label imp/enabled=true: label those that may run VMs");
+        match (&self.pinned, self.nodes) {
+            (Some(name), 0) => return write!(f, "spec.nodeName {name:?} is no node"),
+            (None, 0) => {
+                return f.write_str("no node has the label imp/enabled=true: label those that may run VMs");
+            }
+            _ => {}
         }
         write!(f, "0/{} nodes are available: ", self.nodes)?;
         for (n, (reason, count)) in self.reasons.iter().enumerate() {
             write!(f, "{}{count} {reason}", if n > 0 { ", " } else { "" })?;
         }
-        Ok(())
+        match &self.pinned {
+            Some(name) => write!(f, "; spec.nodeName allows {name:?} alone"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -204,42 +220,87 @@ impl std::error::Error for Unschedulable {}
 /// # Errors
 /// [`Unschedulable`] with what each enabled node lacks.
 pub fn place(request: &Request, nodes: &[Node], ledger: &Ledger) -> Result<String, Unschedulable> {
-    if let Some(wanted) = &request.node_name {
-        let named: Vec<&Node> = nodes.iter().filter(|node| node.name == *wanted).collect();
-        if named.is_empty() {
-            let reason = format!("spec.nodeName {wanted:?} is no node");
-            return Err(Unschedulable { nodes: 1, reasons: BTreeMap::from([(reason, 1)]) });
-        }
-        return best(request, &named, ledger);
-    }
-    let enabled: Vec<&Node> = nodes.iter().filter(|node| node.enabled).collect();
-    best(request, &enabled, ledger)
-}
-
-fn best(request: &Request, nodes: &[&Node], ledger: &Ledger) -> Result<String, Unschedulable> {
-    let mut reasons = BTreeMap::new();
+    let considered =
+        |node: &&Node| request.node_name.as_ref().map_or(node.enabled, |wanted| node.name == *wanted);
+    let mut tally = Tally::default();
     let mut fitting = Vec::new();
-    for node in nodes {
-        match unfit(request, node, ledger.usage(&node.name)) {
-            Ok(free) => fitting.push((std::cmp::Reverse(free), ledger.usage(&node.name).vms, &node.name)),
-            Err(reason) => *reasons.entry(reason).or_default() += 1,
+    for node in nodes.iter().filter(considered) {
+        let usage = ledger.usage(&node.name);
+        match unfit(request, node, usage) {
+            Ok(free) => fitting.push((std::cmp::Reverse(free), usage.vms, &node.name)),
+            Err(lack) => tally.add(lack),
         }
     }
     let best = fitting.into_iter().min().map(|(_, _, name)| name.clone());
-    best.ok_or(Unschedulable { nodes: nodes.len(), reasons })
+    best.ok_or_else(|| tally.sum(request))
+}
+
+/// Why a node will not do.
+enum Lack {
+    /// In words.
+    Other(String),
+    /// What is free of what there is too little of.
+    Room { cpu_millis: Option<u64>, memory_bytes: Option<u64> },
+}
+
+/// What nodes lack. Of room, the most that one has is told: one text for a thousand nodes that are full to a different degree.
+#[derive(Default)]
+struct Tally {
+    nodes: usize,
+    reasons: BTreeMap<String, usize>,
+    /// Nodes with too little, and the most that is free among them.
+    cpu: (usize, u64),
+    memory: (usize, u64),
+}
+
+impl Tally {
+    fn add(&mut self, lack: Lack) {
+        self.nodes += 1;
+        match lack {
+            Lack::Other(reason) => *self.reasons.entry(reason).or_default() += 1,
+            Lack::Room { cpu_millis, memory_bytes } => {
+                for ((count, most), free) in [(&mut self.cpu, cpu_millis), (&mut self.memory, memory_bytes)] {
+                    *count += usize::from(free.is_some());
+                    *most = free.unwrap_or(0).max(*most);
+                }
+            }
+        }
+    }
+
+    fn sum(mut self, request: &Request) -> Unschedulable {
+        if let (count @ 1.., most) = self.cpu {
+            let needs = request.cpu_millis;
+            let reason = format!("node(s) with insufficient cpu (needs {needs}m, at most {most}m free)");
+            self.reasons.insert(reason, count);
+        }
+        if let (count @ 1.., most) = self.memory {
+            let (needs, most) = (request.memory_bytes.div_ceil(1 << 20), most >> 20);
+            let reason = format!("node(s) with insufficient memory (needs {needs}Mi, at most {most}Mi free)");
+            self.reasons.insert(reason, count);
+        }
+        Unschedulable { nodes: self.nodes, reasons: self.reasons, pinned: request.node_name.clone() }
+    }
 }
 
 /// Bytes of memory that are free, or why the node will not do.
-fn unfit(request: &Request, node: &Node, usage: Usage) -> Result<u64, String> {
-    let fail = |reason: &str| Err(reason.to_owned());
+fn unfit(request: &Request, node: &Node, usage: Usage) -> Result<u64, Lack> {
+    match hindrance(request, node, usage) {
+        Some(reason) => Err(Lack::Other(reason)),
+        None => room(request, node, usage),
+    }
+}
+
+/// What keeps a VM off a node however much room there is.
+fn hindrance(request: &Request, node: &Node, usage: Usage) -> Option<String> {
+    let fail = |reason: &str| Some(reason.to_owned());
     if !node.enabled {
         return fail("node(s) without the label imp/enabled=true");
     }
     if request.arch.as_ref().is_some_and(|arch| *arch != node.arch) {
-        return Err(format!("node(s) of architecture {}", node.arch));
+        return Some(format!("node(s) of architecture {}", node.arch));
     }
     if let Some((key, value)) = request.node_selector.iter().find(|(k, v)| node.labels.get(*k) != Some(v)) {
-        return Err(format!("node(s) without the label {key}={value} of the node selector"));
+        return Some(format!("node(s) without the label {key}={value} of the node selector"));
     }
     if node.unschedulable {
         return fail("node(s) cordoned");
@@ -248,20 +309,20 @@ fn unfit(request: &Request, node: &Node, usage: Usage) -> Result<u64, String> {
         return fail("node(s) not Ready");
     }
     if let Some(pressure) = &node.pressure {
-        return Err(format!("node(s) with {pressure}"));
+        return Some(format!("node(s) with {pressure}"));
     }
     let hard = |t: &&Taint| t.effect == "NoSchedule" || t.effect == "NoExecute";
     let untolerated = |t: &&Taint| !request.tolerations.iter().any(|toleration| toleration.tolerates(t));
     if let Some(taint) = node.taints.iter().filter(hard).find(untolerated) {
-        return Err(format!("node(s) with untolerated taint {{{}: {}}}", taint.key, taint.value));
+        return Some(format!("node(s) with untolerated taint {{{}: {}}}", taint.key, taint.value));
     }
     if node.max_vms.is_some_and(|max| usage.vms >= max) {
         return fail("node(s) with as many VMs as their profile's maxImpVMs");
     }
-    room(request, node, usage)
+    None
 }
 
-fn room(request: &Request, node: &Node, usage: Usage) -> Result<u64, String> {
+fn room(request: &Request, node: &Node, usage: Usage) -> Result<u64, Lack> {
     let part =
         |whole: u64| u64::try_from(u128::from(whole) * u128::from(node.fraction) / 1000).unwrap_or(u64::MAX);
     let cpu = node
@@ -272,21 +333,13 @@ fn room(request: &Request, node: &Node, usage: Usage) -> Result<u64, String> {
         .unwrap_or_else(|| part(node.memory_bytes).saturating_sub(node.pods_memory_bytes));
     let free_cpu = cpu.saturating_sub(usage.cpu_millis);
     let free_memory = memory.saturating_sub(usage.memory_bytes);
-    if free_cpu < request.cpu_millis {
-        return Err(format!(
-            "node(s) with insufficient cpu (needs {}m, {free_cpu}m free)",
-            request.cpu_millis
-        ));
+    let too_little = |free: u64, needs: u64| Some(free).filter(|free| *free < needs);
+    let cpu_millis = too_little(free_cpu, request.cpu_millis);
+    let memory_bytes = too_little(free_memory, request.memory_bytes);
+    if cpu_millis.is_some() || memory_bytes.is_some() {
+        return Err(Lack::Room { cpu_millis, memory_bytes });
     }
-    if free_memory < request.memory_bytes {
-        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        return Err(format!(
-            "node(s) with insufficient memory (needs {}Mi, {}Mi free)",
-            mib(request.memory_bytes),
-            free_memory >> 20
-        ));
-    }
-    Ok(free_memory - request.memory_bytes)
+    Ok(free_memory)
 }
 
 #[cfg(test)]
@@ -320,11 +373,12 @@ mod tests {
 
     #[test]
     fn fr62_the_vmms_overhead_counts() {
+        assert_eq!(Request::of_size(1, 1 << 60).memory_bytes, u64::MAX, "and not what is left of it");
         let (fit, message) = fill(&Request::of_size(1, 1024), &[node("n", 4096)]);
         assert_eq!(fit, 3, "and not 4");
         assert_eq!(
             message,
-            "0/1 nodes are available: 1 node(s) with insufficient memory (needs 1088Mi, 832Mi free)"
+            "0/1 nodes are available: 1 node(s) with insufficient memory (needs 1088Mi, at most 832Mi free)"
         );
     }
 
@@ -368,6 +422,74 @@ mod tests {
     }
 
     #[test]
+    fn every_other_hindrance_keeps_a_vm_off() {
+        let mut request = Request::of_size(2, 128);
+        request.arch = Some("amd64".into());
+        request.node_selector.insert("disk".into(), "fast".into());
+        let mut good = node("n", 4096);
+        good.labels.insert("disk".into(), "fast".into());
+        assert_eq!(place(&request, &[good.clone()], &Ledger::default()), Ok("n".into()), "positive control");
+        let check = |change: fn(&mut Node), expected: &str| {
+            let mut node = good.clone();
+            change(&mut node);
+            let error = place(&request, &[node], &Ledger::default()).unwrap_err().to_string();
+            assert_eq!(error, format!("0/1 nodes are available: 1 node(s) {expected}"));
+        };
+        check(|n| n.arch = "arm64".into(), "of architecture arm64");
+        check(|n| n.labels.clear(), "without the label disk=fast of the node selector");
+        check(|n| n.pressure = Some("DiskPressure".into()), "with DiskPressure");
+        check(|n| n.max_vms = Some(0), "with as many VMs as their profile's maxImpVMs");
+        check(|n| n.cpu_millis = 2049, "with insufficient cpu (needs 2050m, at most 2049m free)");
+        let taint = |effect: &str| Taint { key: "k".into(), value: String::new(), effect: effect.into() };
+        good.taints.push(taint("PreferNoSchedule"));
+        assert_eq!(place(&request, &[good.clone()], &Ledger::default()), Ok("n".into()), "a wish only");
+        good.taints.push(taint("NoExecute"));
+        let error = place(&request, &[good], &Ledger::default()).unwrap_err().to_string();
+        assert!(error.ends_with("1 node(s) with untolerated taint {k: }"), "{error}");
+    }
+
+    #[test]
+    fn nodes_that_are_full_share_one_text() {
+        let mut nodes: Vec<Node> = (1..=300).map(|n| node(&format!("n{n}"), n)).collect();
+        nodes[0].cpu_millis = 100;
+        let message = place(&Request::of_size(1, 1024), &nodes, &Ledger::default()).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "0/300 nodes are available: 1 node(s) with insufficient cpu (needs 1050m, at most 100m free), \
+             300 node(s) with insufficient memory (needs 1088Mi, at most 300Mi free)"
+        );
+    }
+
+    #[test]
+    fn most_memory_then_fewest_vms_then_the_name() {
+        let request = Request::of_size(1, 128);
+        let nodes = [node("b", 1024), node("c", 2048), node("a", 1024)];
+        let mut ledger = Ledger::default();
+        assert_eq!(place(&request, &nodes, &ledger), Ok("c".into()));
+        assert_eq!(place(&request, &nodes[..1], &ledger), Ok("b".into()));
+        let equal = [nodes[0].clone(), nodes[2].clone()];
+        assert_eq!(place(&request, &equal, &ledger), Ok("a".into()), "the name");
+        let small = |mib: u64| Request { memory_bytes: mib << 20, ..Request::default() };
+        for (uid, node, mib) in [("1", "a", 64), ("2", "a", 64), ("3", "b", 128)] {
+            ledger.assume(uid, node, &small(mib));
+        }
+        assert_eq!(place(&request, &equal, &ledger), Ok("b".into()), "fewer VMs");
+    }
+
+    #[test]
+    fn the_ledger_knows_where_a_vm_is_and_moves_it() {
+        let request = Request::of_size(1, 128);
+        let mut ledger = Ledger::default();
+        assert_eq!(ledger.node_of("u"), None);
+        ledger.assume("u", "a", &request);
+        ledger.assume("u", "b", &request);
+        assert_eq!((ledger.node_of("u"), ledger.usage("a")), (Some("b"), Usage::default()));
+        assert_eq!(ledger.usage("b").vms, 1);
+        assert!(ledger.release("u") && !ledger.release("u"));
+        assert_eq!((ledger.node_of("u"), ledger.usage("b")), (None, Usage::default()));
+    }
+
+    #[test]
     fn a_pinned_vm_goes_there_or_nowhere() {
         let nodes = [node("a", 1024), node("b", 4096)];
         let mut request = Request::of_size(1, 512);
@@ -375,7 +497,17 @@ mod tests {
         assert_eq!(place(&request, &nodes, &Ledger::default()), Ok("a".into()));
         request.node_name = Some("z".into());
         let error = place(&request, &nodes, &Ledger::default()).unwrap_err().to_string();
-        assert!(error.contains("spec.nodeName \"z\" is no node"), "{error}");
+        assert_eq!(error, "spec.nodeName \"z\" is no node");
+        request.node_name = Some("b".into());
+        let error = place(
+            &request,
+            &[nodes[0].clone(), Node { enabled: false, ..nodes[1].clone() }],
+            &Ledger::default(),
+        );
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "0/1 nodes are available: 1 node(s) without the label imp/enabled=true; spec.nodeName allows \"b\" alone"
+        );
     }
 
     #[test]
@@ -390,6 +522,23 @@ mod tests {
     }
 
     proptest! {
+        /// The order in which nodes are listed decides nothing.
+        #[test]
+        fn the_same_nodes_give_the_same_node(
+            nodes in prop::collection::btree_map("[a-e]", 100u64..105, 0..5), by in 0usize..5, vcpus in 1u32..3,
+        ) {
+            let mut nodes: Vec<Node> = nodes.into_iter().map(|(name, mib)| node(&name, mib)).collect();
+            let request = Request::of_size(vcpus, 38);
+            let first = place(&request, &nodes, &Ledger::default());
+            nodes.reverse();
+            prop_assert_eq!(&place(&request, &nodes, &Ledger::default()), &first);
+            if !nodes.is_empty() {
+                let by = by % nodes.len();
+                nodes.rotate_left(by);
+                prop_assert_eq!(&place(&request, &nodes, &Ledger::default()), &first);
+            }
+        }
+
         /// Whatever comes and goes, no node is promised more than it has, and what is given back is all there again.
         #[test]
         fn a_node_is_never_promised_twice(sizes in prop::collection::vec((1u32..5, 128u64..2048, any::<bool>()), 1..60)) {

@@ -211,7 +211,45 @@ mod tests {
         assert_eq!(decide(&Input { exhausted_at: Some(1000), now: 1060, ..cool }), start(false, true));
     }
 
+    #[test]
+    fn a_reset_starts_what_did_not_end_well_and_nothing_else() {
+        let reset = Input { reset: true, retries: 2, ..FAILED };
+        assert_eq!(decide(&reset), start(false, true), "at once, though no retries are left");
+        assert_eq!(decide(&Input { policy: None, ..reset }), start(false, true), "ephemeral, no policy");
+        assert_eq!(decide(&Input { succeeded: true, ..reset }), Decision::Nothing, "done is done");
+        assert_eq!(decide(&Input { policy: None, succeeded: true, ..reset }), Decision::Nothing);
+        let policy = Some(Policy { reschedule: true, ..Policy::default() });
+        assert_eq!(decide(&Input { policy, ..reset }), start(true, true));
+        assert_eq!(decide(&Input { policy, reset: false, now: 9999, ..reset }), start(true, false));
+    }
+
+    #[test]
+    fn extreme_times_do_not_overflow() {
+        let policy =
+            Some(Policy { initial_delay: Duration::MAX, max_delay: Duration::MAX, ..Policy::default() });
+        let input = Input { policy, ended_at: i64::MAX - 1, now: 0, ..FAILED };
+        assert_eq!(decide(&input), Decision::Wait(i64::MAX));
+    }
+
     proptest! {
+        /// A VM that always fails is started as often as its policy says, at growing distances, and then no more.
+        #[test]
+        fn no_more_restarts_than_allowed(max_retries in 0u32..12, persistent: bool) {
+            let policy = Policy { max_retries, ..Policy::default() };
+            let (mut now, mut retries, mut waited) = (1000, 0, 0);
+            loop {
+                let ended = Input { policy: Some(policy), persistent, retries, ended_at: now, now, ..FAILED };
+                let Decision::Wait(until) = decide(&ended) else {
+                    prop_assert_eq!(decide(&ended), Decision::Nothing);
+                    break;
+                };
+                prop_assert!(until - now >= waited && until - now <= 300);
+                prop_assert_eq!(decide(&Input { now: until, ..ended }), start(false, false));
+                (waited, now, retries) = (until - now, until, retries + 1);
+            }
+            prop_assert_eq!(retries, max_retries);
+        }
+
         /// Asked again at the time that it named, the decider does not say "wait" again.
         #[test]
         fn a_wait_ends(retries in 0u32..9, max in 0u32..9, ended in 0i64..1_000_000, persistent: bool, succeeded: bool) {
