@@ -74,6 +74,8 @@ async fn fr47_a_guest_is_started_adopted_paused_and_ended_and_leaves_nothing() {
     let session = rustix::process::getsid(rustix::process::Pid::from_raw(record.pid)).unwrap();
     assert_eq!(session.as_raw_nonzero().get(), record.pid, "a session of its own");
 
+    let again = qemu.launch(&config(&uid, &run_dir, &boot, &cgroup)).await.unwrap_err().to_string();
+    assert!(again.contains("already runs"), "fr48: no second boot: {again}");
     drop(instance);
     let other = Qemu::new(Utf8Path::new("qemu-system-x86_64")).unwrap();
     assert_eq!(other.find(&uid).await.unwrap(), Some(record.clone()));
@@ -104,6 +106,39 @@ async fn a_vmm_that_cannot_start_says_why_and_leaves_nothing() {
     let error = qemu.launch(&bad).await.unwrap_err().to_string();
     assert!(error.contains("kernel"), "{error}");
     assert_eq!(qemu.find(&uid).await.unwrap(), None);
+    let nonsense = LaunchConfig { uid: "a,b".into(), ..config(&uid, &run_dir, &boot, &cgroup) };
+    let error = qemu.launch(&nonsense).await.unwrap_err().to_string();
+    assert!(error.contains("\"a,b\""), "{error}");
+    cgroup.remove().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_launch_that_is_given_up_leaves_nothing() {
+    let boot = boot_files();
+    let dir = tempfile::tempdir().unwrap();
+    let run_dir = Utf8PathBuf::from_path_buf(dir.path().to_owned()).unwrap();
+    let uid = format!("vmm-test-dropped-{}", std::process::id());
+    let cgroup =
+        Cgroup::create("imp-test", &uid, Limits { memory_bytes: 256 << 20, cpu_millis: 1000 }).unwrap();
+    let qemu = Qemu::new(Utf8Path::new("qemu-system-x86_64")).unwrap();
+    let config = config(&uid, &run_dir, &boot, &cgroup);
+    {
+        let launch = qemu.launch(&config);
+        tokio::pin!(launch);
+        // Polled until the process is there, then dropped.
+        let begun = imp_testkit::wait::wait_for(Duration::from_secs(30), "the process", async || {
+            tokio::select! {
+                _ = &mut launch => Ok(()),
+                () = tokio::task::yield_now() => if cgroup.pids().is_empty() { Err("none yet") } else { Ok(()) },
+            }
+        });
+        begun.await.unwrap();
+    }
+    imp_testkit::wait::wait_for(Duration::from_secs(10), "the process to be gone", async || {
+        if cgroup.pids().is_empty() { Ok(()) } else { Err(format!("{:?}", cgroup.pids())) }
+    })
+    .await
+    .unwrap();
     cgroup.remove().await.unwrap();
 }
 

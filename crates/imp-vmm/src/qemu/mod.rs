@@ -142,21 +142,23 @@ impl Qemu {
             marker,
             limits: vec![(Resource::Core, 0), (Resource::Nofile, OPEN_FILES)],
         };
-        let child =
+        let mut child =
             sys::spawn(&mut command, setup).map_err(io_error(format!("cannot start {}", self.program)))?;
-        let pid = i32::try_from(child.id()).map_err(|_| VmmError::Io {
-            doing: "a process id is out of range".to_owned(),
-            source: io::ErrorKind::InvalidData.into(),
-        })?;
-        // The child has not been waited for, so that its PID is still its own.
-        let fd = rustix::process::pidfd_open(
-            rustix::process::Pid::from_child(&child),
-            rustix::process::PidfdFlags::empty(),
-        )
-        .map_err(|e| io_error(format!("cannot open process {pid}"))(e.into()))?;
-        let process = process::Process::new(fd).map_err(io_error(format!("cannot watch process {pid}")))?;
-        Ok((pid, Arc::new(process)))
+        watch(&child).inspect_err(|_| {
+            // What cannot be watched must not run; the wait reaps it.
+            let _ = child.kill().and_then(|()| child.wait());
+        })
     }
+}
+
+/// The process as a handle. The child has not been waited for, so that its PID is still its own.
+fn watch(child: &std::process::Child) -> Result<(i32, Arc<process::Process>), VmmError> {
+    let pid = rustix::process::Pid::from_child(child);
+    let number = pid.as_raw_nonzero().get();
+    let fd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
+        .map_err(|e| io_error(format!("cannot open process {number}"))(e.into()))?;
+    let process = process::Process::new(fd).map_err(io_error(format!("cannot watch process {number}")))?;
+    Ok((number, Arc::new(process)))
 }
 
 #[async_trait]
@@ -166,38 +168,39 @@ impl Vmm for Qemu {
     }
 
     async fn launch(&self, config: &LaunchConfig) -> Result<Arc<dyn Instance>, VmmError> {
+        check(config)?;
+        if let Some(pid) = process::find(&config.uid, "qemu-system")? {
+            return Err(VmmError::Refused {
+                command: "launch".to_owned(),
+                message: format!("process {pid} already runs VM {}", config.uid),
+            });
+        }
         if config.accelerator == Accelerator::Tcg {
-            // Measured once, before a guest needs it.
-            tokio::task::spawn_blocking(tsc::khz).await.ok();
+            // Measured once, before a guest needs it. A failure shows in the guest's clock, not here.
+            let _ = tokio::task::spawn_blocking(tsc::khz).await;
         }
         let (pid, process) = self.start(config)?;
-        let ready = async {
-            let greeted = tokio::time::timeout(GREETING_DEADLINE, qmp::connect(&config.run_dir)).await;
-            greeted.map_err(|_| timeout("its greeting", GREETING_DEADLINE))?.map(drop)
-        };
-        let result = ready.await;
+        // Nothing of a launch that fails, or is given up, stays behind.
+        let guard = KillGuard(Some(Arc::clone(&process)));
+        let greeted = tokio::time::timeout(GREETING_DEADLINE, qmp::connect(&config.run_dir)).await;
+        let greeted =
+            greeted.map_err(|_| timeout("its greeting", GREETING_DEADLINE)).and_then(|g| g.map(drop));
         let record = self.record(pid, &config.uid, config.accelerator)?;
-        match (result, record) {
-            (Ok(()), Some(record)) => {
-                Ok(Arc::new(QemuInstance::new(record, config.run_dir.clone(), process)))
-            }
-            (Err(error @ VmmError::Timeout { .. }), Some(_)) => {
-                // The kill is all that can be done about a process that does not answer.
-                let _ = process.kill();
-                process.wait().await;
-                Err(error)
-            }
-            (_, _) => {
-                let _ = process.kill();
-                let exit = process.wait().await;
-                let log = config.run_dir.join(command::LOG_FILE);
-                let mut output = crate::console_log::tail(&log, 5).join(" | ");
-                if output.is_empty() {
-                    output = format!("{exit:?} and said nothing");
-                }
-                Err(VmmError::Died { program: self.program.to_string(), output })
-            }
+        if let (Ok(()), Some(record)) = (&greeted, record) {
+            guard.keep();
+            return Ok(Arc::new(QemuInstance::new(record, config.run_dir.clone(), process)));
         }
+        drop(guard);
+        let exit = process.wait().await;
+        if let Err(error @ VmmError::Timeout { .. }) = greeted {
+            return Err(error);
+        }
+        let log = config.run_dir.join(command::LOG_FILE);
+        let mut output = crate::console_log::tail(&log, 5).join(" | ");
+        if output.is_empty() {
+            output = format!("{exit:?}, without a word");
+        }
+        Err(VmmError::Died { program: self.program.to_string(), output })
     }
 
     async fn adopt(
@@ -216,6 +219,47 @@ impl Vmm for Qemu {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let kvm = line.split(|b| *b == 0).any(|argument| argument == b"kvm");
         self.record(pid, uid, if kvm { Accelerator::Kvm } else { Accelerator::Tcg })
+    }
+}
+
+/// Kills the process unless it is to be kept.
+struct KillGuard(Option<Arc<process::Process>>);
+
+impl KillGuard {
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for KillGuard {
+    fn drop(&mut self) {
+        if let Some(process) = &self.0 {
+            // It may be gone already, which is as well.
+            let _ = process.kill();
+        }
+    }
+}
+
+/// What goes into option strings must not end an option or begin another.
+fn check(config: &LaunchConfig) -> Result<(), VmmError> {
+    let word = |text: &str, more: &str| {
+        !text.is_empty()
+            && text.len() <= 64
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
+    };
+    let refuse = |what: &str, text: &str| {
+        Err(VmmError::Refused {
+            command: "launch".to_owned(),
+            message: format!("{what} {text:?} makes no sense"),
+        })
+    };
+    if !word(&config.uid, "-") {
+        return refuse("the UID", &config.uid);
+    }
+    match &config.nic {
+        Some(nic) if !word(&nic.mac, ":") => refuse("the MAC", &nic.mac),
+        Some(nic) if !word(&nic.tap, "-_.") => refuse("the tap", &nic.tap),
+        _ => Ok(()),
     }
 }
 
