@@ -8,8 +8,9 @@ use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand};
 use imp_testkit::{boot, node_init, relay};
 
+use crate::bench::Bench;
 use crate::test::Suite;
-use crate::{crds, images, programs, test, up};
+use crate::{bench, crds, images, programs, test, up};
 
 /// The project's own commands.
 #[derive(Debug, Parser)]
@@ -29,6 +30,11 @@ enum Command {
     Test {
         /// The suite to run alone.
         suite: Option<Suite>,
+    },
+    /// Measure, and write the figures to target/bench.
+    Bench {
+        #[command(subcommand)]
+        bench: Bench,
     },
     /// Write the CustomResourceDefinitions of charts/imp-crds anew from crates/imp-api.
     Crds {
@@ -82,6 +88,7 @@ fn run(command: Command) -> Result<()> {
         Command::Up(args) => up::up(&args),
         Command::Down => up::down(),
         Command::Test { suite } => test::run(suite),
+        Command::Bench { bench } => bench::run(&bench),
         Command::Crds { check: true } => crds::check(),
         Command::Crds { check: false } => crds::write(),
         Command::Kernel => kernel(),

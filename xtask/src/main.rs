@@ -1,5 +1,6 @@
 //! The project's own commands: `cargo xtask help`.
 
+mod bench;
 mod cli;
 mod crds;
 mod images;

@@ -143,7 +143,8 @@ fn run_suite(suite: Suite) -> Result<()> {
         return cargo(&["test", "--workspace", "--exclude", "imp-tests"]);
     }
     let mut command = programs::cargo();
-    let args = ["test", "-p", "imp-tests", "--test", suite.name()];
+    // The whole workspace, so that dependencies are built once for all suites: with the features that all crates want.
+    let args = ["test", "--workspace", "--test", suite.name()];
     command.args(args);
     tools::ensure_go_tools()?;
     if suite != Suite::Api {

@@ -3,6 +3,7 @@
 mod full;
 mod hello;
 mod light;
+mod profiles;
 mod registry;
 
 use std::fs::{self, File};
@@ -16,7 +17,7 @@ use imp_testkit::cluster::layout::Layout;
 use imp_testkit::cluster::{self, Cluster, ClusterConfig, State};
 use imp_testkit::{boot, files, preflight, tools};
 use rustix::fs::{FlockOperation, flock};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::UpArgs;
 use crate::images::{self, Images};
@@ -106,10 +107,12 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     };
     let runtime = tokio::runtime::Runtime::new().context("start the async runtime")?;
     let progress = Progress::new();
+    // Listened for before anything is started: until then a signal simply ends this program.
+    let mut signals = runtime.block_on(async { Signals::listen() })?;
     let started = runtime.block_on(async {
         tokio::select! {
             started = start(&progress, &place, &built, config) => started,
-            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+            () = signals.asked() => bail!("interrupted"),
         }
     });
     if let Err(e) = started {
@@ -128,7 +131,7 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     eprintln!("Ctrl-C stops all of it.");
     // So that `down` works from another terminal.
     drop(lock);
-    match runtime.block_on(attend(&place))? {
+    match runtime.block_on(attend(&place, &mut signals))? {
         Ending::Asked => down(),
         Ending::Removed => Ok(()),
     }
@@ -142,14 +145,35 @@ enum Ending {
     Removed,
 }
 
-/// Waits for Ctrl-C, SIGTERM or the cluster's end.
-async fn attend(place: &Place) -> Result<Ending> {
-    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+/// Ctrl-C and SIGTERM.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt()).context("listen for SIGINT")?,
+            terminate: signal(SignalKind::terminate()).context("listen for SIGTERM")?,
+        })
+    }
+
+    /// Returns once one has come, also before this was called.
+    async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// Waits for a signal or the cluster's end.
+async fn attend(place: &Place, signals: &mut Signals) -> Result<Ending> {
     let mut look = tokio::time::interval(Duration::from_secs(1));
     loop {
         tokio::select! {
-            _ = tokio::signal::ctrl_c() => return Ok(Ending::Asked),
-            _ = terminate.recv() => return Ok(Ending::Asked),
+            () = signals.asked() => return Ok(Ending::Asked),
             _ = look.tick() => match State::load(&place.layout.dir)? {
                 None => return Ok(Ending::Removed),
                 Some(state) => if let Some(dead) = state.dead() {

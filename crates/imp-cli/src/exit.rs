@@ -4,8 +4,6 @@ use std::process::ExitCode;
 
 /// Something of Imp's failed before or around the workload.
 pub(crate) const IMP_FAILED: u8 = 125;
-/// The workload's program exists and cannot be executed.
-pub(crate) const CANNOT_EXECUTE: u8 = 126;
 /// The workload's program does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
 

@@ -128,6 +128,8 @@ fn fr60_a_workloads_streams_and_exit_code_are_the_commands() {
     let missing = machine.imp(&["run", "--rm", "--entrypoint", "/no/such/program", &image]);
     assert_eq!(missing.status.code(), Some(127), "{missing:?}");
     assert!(text(&missing.stderr).contains("/no/such/program"), "{missing:?}");
+    let passwd = machine.imp(&["run", "--rm", "--entrypoint", "/etc/passwd", &image]);
+    assert_eq!(passwd.status.code(), Some(126), "{passwd:?}");
     let nowhere = machine.imp(&["run", "oci:/no/such/layout"]);
     assert_eq!(nowhere.status.code(), Some(125));
     assert!(text(&nowhere.stderr).contains("/no/such/layout"), "{nowhere:?}");

@@ -17,12 +17,12 @@ use crate::process::stream::ProcessStreams;
 
 /// The answer when the guest could not be set up.
 pub(crate) fn failed(error: &anyhow::Error) -> ConfigureResponse {
-    failure(FailureReason::GuestConfigureFailed, format!("{error:#}"))
+    failure(FailureReason::GuestConfigureFailed, format!("{error:#}"), 0)
 }
 
-fn failure(reason: FailureReason, message: String) -> ConfigureResponse {
+fn failure(reason: FailureReason, message: String, exit_code: i32) -> ConfigureResponse {
     eprintln!("imp-guest: {message}");
-    let failure = ConfigureFailure { reason: reason.into(), message };
+    let failure = ConfigureFailure { reason: reason.into(), message, exit_code };
     ConfigureResponse { result: Some(configure_response::Result::Failed(failure)) }
 }
 
@@ -36,7 +36,7 @@ pub(crate) async fn configure(agent: Arc<Agent>, request: ConfigureRequest) -> C
     agent.set_machine(Arc::clone(&machine));
     match start(&agent, &machine, workload, stop_signal).await {
         Ok(pid) => ConfigureResponse { result: Some(configure_response::Result::Started(pid)) },
-        Err(e) => failure(FailureReason::WorkloadStartFailed, e.message),
+        Err(e) => failure(FailureReason::WorkloadStartFailed, e.message, e.code),
     }
 }
 

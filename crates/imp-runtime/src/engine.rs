@@ -4,7 +4,7 @@ use crate::{
     config::Config,
     driver,
     hub::Watcher,
-    journal::{self, Deletion, Journal, Record},
+    journal::{self, Deletion, Journal, Loaded, Record},
     killpoint::killpoint,
     shared::Shared,
     vm::Vm,
@@ -62,6 +62,9 @@ pub enum PutError {
     /// The record cannot be written.
     #[error("cannot write the VM's record: {0}")]
     Disk(#[source] io::Error),
+    /// There is a record that cannot be read; the VM may run.
+    #[error("{0}")]
+    Unreadable(#[from] journal::Unreadable),
 }
 
 /// The VMs of a node. Cheap to clone.
@@ -74,6 +77,8 @@ pub struct Engine {
 struct Inner {
     shared: Arc<Shared>,
     vms: Mutex<BTreeMap<String, Arc<Vm>>>,
+    /// Held while a wish is taken, so that a VM that two callers put is made once.
+    taking: Mutex<()>,
     /// Locked as long as the engine lives.
     _lock: File,
 }
@@ -99,12 +104,12 @@ impl Engine {
         let journal = Journal::open(&config.state_dir).map_err(io("cannot open the journal".to_owned()))?;
         let images = ImageStore::open_with(&config.state_dir.join("images"), config.images.clone())?;
         let vmm = Box::new(Qemu::new(&config.qemu)?);
-        let records = journal.load().map_err(io("cannot read the journal".to_owned()))?;
+        let loaded = journal.load().map_err(io("cannot read the journal".to_owned()))?;
         let shared = Arc::new(Shared::new(config, journal, images, vmm, process::boot_id()?));
-        let inner = Inner { shared, vms: Mutex::default(), _lock: file };
+        let inner = Inner { shared, vms: Mutex::default(), taking: Mutex::default(), _lock: file };
         let engine = Self { inner: Arc::new(inner) };
-        engine.clean(&records).await;
-        for record in records {
+        engine.clean(&loaded).await;
+        for record in loaded.records {
             tracing::info!(uid = record.uid(), "taken up from the journal");
             engine.adopt(record);
         }
@@ -118,20 +123,28 @@ impl Engine {
     }
 
     /// Removes control groups, devices and rules that belong to no record. Everything is journaled before it is made, so
-    /// that what has no record is nobody's.
-    async fn clean(&self, records: &[Record]) {
+    /// that what has no record is nobody's. What has a record that cannot be read is somebody's.
+    async fn clean(&self, loaded: &Loaded) {
         let shared = &self.inner.shared;
         let mut attachments = Vec::new();
-        for record in records {
+        for record in &loaded.records {
             if let Some(attachment) = &record.attachment {
                 attachments = shared.with_attachment(attachment);
             }
         }
-        if let Err(error) = shared.network.reconcile(&attachments).await {
+        if !loaded.unreadable.is_empty() {
+            tracing::warn!(
+                "networks are not cleaned: which devices and rules the unreadable records need is unknown"
+            );
+        } else if let Err(error) = shared.network.reconcile(&attachments).await {
             tracing::error!(%error, "the networks could not be put in order");
         }
+        let nobodys = |uid: &str| {
+            loaded.records.iter().all(|r| r.uid() != uid)
+                && loaded.unreadable.iter().all(|known| known != uid)
+        };
         let groups = Cgroup::list(&shared.config.cgroup_parent).unwrap_or_default();
-        for uid in groups.into_iter().filter(|uid| records.iter().all(|r| r.uid() != uid)) {
+        for uid in groups.into_iter().filter(|uid| nobodys(uid)) {
             tracing::warn!(uid, "a control group of no VM: it is removed with all that is in it");
             let removed = async { Cgroup::of(&shared.config.cgroup_parent, &uid)?.remove().await };
             if let Err(error) = removed.await {
@@ -140,7 +153,7 @@ impl Engine {
         }
         let Ok(dirs) = shared.config.run_dir.join("vms").read_dir_utf8() else { return };
         for dir in dirs.filter_map(Result::ok).map(camino::Utf8DirEntry::into_path) {
-            if records.iter().all(|r| Some(r.uid()) != dir.file_name())
+            if dir.file_name().is_some_and(nobodys)
                 && let Err(error) = std::fs::remove_dir_all(&dir)
             {
                 tracing::error!(%dir, %error, "a directory of no VM could not be removed");
@@ -187,6 +200,7 @@ impl Engine {
     pub fn put(&self, spec: pb::VmSpec, secrets: Option<pb::VmSecrets>) -> Result<pb::VmStatus, PutError> {
         journal::check(&spec).map_err(PutError::Invalid)?;
         let uid = spec.vm.as_ref().map(|vm| vm.uid.clone()).unwrap_or_default();
+        let _taking = self.inner.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let vm = self.vms().get(&uid).cloned();
         let vm = match vm {
             Some(vm) => {
@@ -203,6 +217,7 @@ impl Engine {
                 vm
             }
             None => {
+                self.inner.shared.journal.refuse_unreadable(&uid)?;
                 let record = Record::new(spec, self.free_slot());
                 self.inner.shared.journal.write(&record).map_err(PutError::Disk)?;
                 let vm = Arc::new(Vm::new(Arc::clone(&self.inner.shared), record));
@@ -227,9 +242,12 @@ impl Engine {
     /// Wants a VM gone. Returns whether it is.
     ///
     /// # Errors
-    /// When the wish cannot be written.
+    /// When the wish cannot be written, or the VM's record cannot be read.
     pub fn delete(&self, uid: &str, grace_seconds: Option<u32>) -> io::Result<bool> {
-        let Some(vm) = self.vms().get(uid).cloned() else { return Ok(true) };
+        let Some(vm) = self.vms().get(uid).cloned() else {
+            self.inner.shared.journal.refuse_unreadable(uid).map_err(io::Error::other)?;
+            return Ok(true);
+        };
         vm.journal(|record| {
             // A shorter grace counts, also while the longer one runs out.
             let known = record.delete.and_then(|d| d.grace_seconds);

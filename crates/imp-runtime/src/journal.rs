@@ -151,12 +151,22 @@ impl Journal {
         File::open(&self.root)?.sync_all()
     }
 
+    /// Asked for a VM that is not known: one with a record is one whose record could not be read.
+    ///
+    /// # Errors
+    /// When there is a record.
+    pub(crate) fn refuse_unreadable(&self, uid: &str) -> Result<(), Unreadable> {
+        let record = self.dir(uid).join(FILE);
+        if !uid.is_empty() && record.exists() { Err(Unreadable(record)) } else { Ok(()) }
+    }
+
     /// All records. Directories without a record are what a crash left, and are removed.
     ///
     /// # Errors
-    /// When the directory cannot be read. A record that cannot be is told in the log and left alone.
-    pub(crate) fn load(&self) -> io::Result<Vec<Record>> {
+    /// When the directory cannot be read. A record that cannot be is told in the log and left alone, with its VM.
+    pub(crate) fn load(&self) -> io::Result<Loaded> {
         let mut records = Vec::new();
+        let mut unreadable = Vec::new();
         for entry in self.root.read_dir_utf8()? {
             let dir = entry?.into_path();
             match std::fs::read(dir.join(FILE)) {
@@ -166,17 +176,34 @@ impl Journal {
                     }
                     Ok(record) => {
                         tracing::error!(%dir, version = record.version, "this record is none of this version's; its VM is left alone");
+                        unreadable.extend(dir.file_name().map(str::to_owned));
                     }
                     Err(error) => {
                         tracing::error!(%dir, %error, "this record cannot be read; its VM is left alone");
+                        unreadable.extend(dir.file_name().map(str::to_owned));
                     }
                 },
                 Err(e) if e.kind() == io::ErrorKind::NotFound => std::fs::remove_dir_all(&dir)?,
                 Err(e) => return Err(e),
             }
         }
-        Ok(records)
+        Ok(Loaded { records, unreadable })
     }
+}
+
+/// A VM that nothing may be done with.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the record {0} cannot be read, and its VM may run: repair it, or end the VM and remove its directory, then restart the runtime"
+)]
+pub struct Unreadable(Utf8PathBuf);
+
+/// What was found at start.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) records: Vec<Record>,
+    /// Names of directories, which are UIDs, of records that cannot be read. Their VMs may run.
+    pub(crate) unreadable: Vec<String>,
 }
 
 /// Protobuf messages inside JSON, as base64.
@@ -241,7 +268,8 @@ mod tests {
         std::fs::create_dir(journal.dir("half-made")).unwrap();
         std::fs::create_dir(journal.dir("broken")).unwrap();
         std::fs::write(journal.dir("broken").join(FILE), "{").unwrap();
-        let records = journal.load().unwrap();
+        let Loaded { records, unreadable } = journal.load().unwrap();
+        assert_eq!(unreadable, ["broken"]);
         assert_eq!((records.len(), records[0].uid(), records[0].slot), (1, "u1", 7));
         assert_eq!(records[0].spec, spec("u1"));
         assert!(!journal.dir("half-made").exists());

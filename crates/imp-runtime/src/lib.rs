@@ -25,5 +25,6 @@ mod vm;
 
 pub use config::Config;
 pub use engine::{Engine, PutError, StartError};
+pub use journal::Unreadable;
 pub use killpoint::POINTS;
 pub use service::RuntimeService;

@@ -75,6 +75,7 @@ impl Runtime for RuntimeService {
         let status = self.engine.put(spec, secrets).map_err(|error| match error {
             PutError::Invalid(message) => Status::invalid_argument(message),
             PutError::Denied(denied) => Status::failed_precondition(denied.to_string()),
+            PutError::Unreadable(_) => Status::failed_precondition(error.to_string()),
             PutError::Disk(_) => Status::resource_exhausted(error.to_string()),
         })?;
         Ok(Response::new(pb::PutVmResponse { status: Some(status) }))

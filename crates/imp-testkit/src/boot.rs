@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 pub use cpio::Cpio;
 
 /// Part of the cache's key: changes with what this module makes of the same input.
-const FORMAT: &str = "1";
+const FORMAT: &str = "2";
 
 /// A kernel and an initramfs that fit each other.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -64,7 +64,7 @@ fn ensure_in(cache: &Utf8Path, guest_binary: &Utf8Path) -> Result<BootFiles> {
     remove_leftovers(cache)?;
 
     let package = kernel::Package::current()?;
-    let kernel_dir = cache.join(format!("kernel-{FORMAT}-{}", package.file.trim_end_matches(".deb")));
+    let kernel_dir = kernel_dir(cache, &package);
     if !kernel_dir.exists() {
         package.extract(&kernel_dir)?;
     }
@@ -82,6 +82,10 @@ fn ensure_in(cache: &Utf8Path, guest_binary: &Utf8Path) -> Result<BootFiles> {
         fs::rename(&made, &dir).with_context(|| format!("move the boot files to {dir}"))?;
     }
     Ok(files)
+}
+
+fn kernel_dir(cache: &Utf8Path, package: &kernel::Package) -> Utf8PathBuf {
+    cache.join(format!("kernel-{FORMAT}-{}", package.file.trim_end_matches(".deb")))
 }
 
 /// What a killed process left half done; the caller holds the lock, so nobody works on it.
@@ -110,21 +114,42 @@ fn module_list() -> String {
     groups.join("\n")
 }
 
+/// An initramfs like that of VMs, in which `first` is the first user process and the guest program an idle file: what a kernel
+/// needs by itself until user space.
+///
+/// # Errors
+/// When the guest program or the kernel's package can't be read.
+pub fn bare_initramfs(guest_binary: &Utf8Path, first: &[u8]) -> Result<Vec<u8>> {
+    let guest = fs::read(guest_binary).with_context(|| format!("read the guest program {guest_binary}"))?;
+    ensure(guest_binary)?;
+    let package = kernel::Package::current()?;
+    let mut cpio = start_initramfs(&kernel_dir(&cache_dir()?.join("boot"), &package), &guest)?;
+    cpio.file("idle", 0o755, &guest)?;
+    cpio.file("init", 0o755, first)?;
+    Ok(cpio.finish()?)
+}
+
 fn initramfs(kernel_dir: &Utf8Path, guest: &[u8]) -> Result<Vec<u8>> {
+    let mut cpio = start_initramfs(kernel_dir, guest)?;
+    cpio.file("init", 0o755, guest)?;
+    Ok(cpio.finish()?)
+}
+
+/// Everything but the programs.
+fn start_initramfs(kernel_dir: &Utf8Path, guest: &[u8]) -> Result<Cpio<Vec<u8>>> {
     let mut cpio = Cpio::new(Vec::with_capacity(guest.len() + (2 << 20)));
     for dir in ["dev", "lib", "lib/modules", "newroot", "proc", "run", "sys", "tmp"] {
         cpio.directory(dir, 0o755)?;
     }
     // Opened by the kernel as /init's standard streams before anything is mounted.
     cpio.character_device("dev/console", 0o600, 5, 1)?;
-    cpio.file("init", 0o755, guest)?;
     cpio.file("lib/modules/order", 0o644, module_list().as_bytes())?;
     for name in kernel::MODULES.iter().copied().flatten() {
         let module = kernel_dir.join(format!("{name}.ko"));
         let data = fs::read(&module).with_context(|| format!("read {module}"))?;
         cpio.file(&format!("lib/modules/{name}.ko"), 0o644, &data)?;
     }
-    Ok(cpio.finish()?)
+    Ok(cpio)
 }
 
 /// Writes a new file and forces it to the disk, so that the rename that publishes it never shows an empty one.

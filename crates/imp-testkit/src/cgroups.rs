@@ -1,9 +1,11 @@
 //! The cgroup hierarchies of this machine, version 1, 2 or both, as a node of the cluster gets its share of them.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use camino::{Utf8Path, Utf8PathBuf};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// One mounted hierarchy.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -110,6 +112,39 @@ pub fn join(path: &Utf8Path) -> Result<()> {
         fs::write(&file, "0").with_context(|| format!("write {file}"))?;
     }
     Ok(())
+}
+
+/// Ends every process in the cgroup `path` and below, in every hierarchy, by SIGKILL, and waits until they are gone.
+///
+/// # Errors
+/// When some are still there after ten seconds.
+pub fn kill(path: &Utf8Path) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let mut pids = Vec::new();
+        for h in hierarchies()? {
+            processes(&h.mount_point.join(path), &mut pids);
+        }
+        if pids.is_empty() {
+            return Ok(());
+        }
+        for pid in &pids {
+            // Gone already, or about to be: the next look tells.
+            let _ = kill_process(*pid, Signal::KILL);
+        }
+        ensure!(Instant::now() < deadline, "processes in cgroup {path} survive SIGKILL: {pids:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn processes(dir: &Utf8Path, pids: &mut Vec<Pid>) {
+    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    pids.extend(text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)));
+    for entry in dir.read_dir_utf8().into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            processes(entry.path(), pids);
+        }
+    }
 }
 
 /// Removes the cgroup `path` with all its children from every hierarchy; returns those that still hold a process.

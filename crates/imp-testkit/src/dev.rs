@@ -1,5 +1,9 @@
 //! A development cluster of a test's own, whole or light, driven by the same commands as a person's (`cargo xtask up`, `down`).
 
+mod processes;
+
+pub use processes::Killed;
+
 use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
@@ -87,6 +91,23 @@ impl Dev {
         let daemon =
             state.daemons.iter().find(|d| d.name == name).with_context(|| format!("there is no {name}"))?;
         node::command(daemon, program)
+    }
+
+    /// The root directory of node `index`, from 1, as seen from here.
+    ///
+    /// # Errors
+    /// When the node does not run.
+    pub fn node_root(&self, index: u8) -> Result<Utf8PathBuf> {
+        let state = self.state()?;
+        let name = format!("node n{index}");
+        let daemon =
+            state.daemons.iter().find(|d| d.name == name).with_context(|| format!("there is no {name}"))?;
+        Ok(format!("/proc/{}/root", node::init_pid(daemon)?).into())
+    }
+
+    /// What node `index`, from 1, keeps of Imp: its `/var/lib/imp`.
+    pub fn node_data(&self, index: u8) -> Utf8PathBuf {
+        Layout { name: self.name.clone(), dir: self.dir.clone() }.node_dir(index).join("imp")
     }
 
     /// Runs `cargo xtask down`.

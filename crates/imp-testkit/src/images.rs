@@ -91,38 +91,37 @@ pub fn busybox() -> Result<Layout> {
 /// # Errors
 /// When rustc or its target x86_64-unknown-linux-musl is not installed, or the cache cannot be written.
 pub fn scratch_static() -> Result<Layout> {
-    const SOURCE: &str = include_str!("../programs/probe.rs");
-    cached("scratch-static", &[b"1", SOURCE.as_bytes()], |directory| {
-        let work = tempfile::tempdir().context("make a directory")?;
-        let (source, program) = (work.path().join("probe.rs"), work.path().join("probe"));
-        std::fs::write(&source, SOURCE).context("write probe.rs")?;
-        let output = Command::new("rustc")
-            .args([
-                "--edition",
-                "2024",
-                "-O",
-                "-C",
-                "strip=symbols",
-                "-C",
-                "panic=abort",
-                "--target",
-                "x86_64-unknown-linux-musl",
-                "-o",
-            ])
-            .args([&program, &source])
-            .output()
-            .context("start rustc")?;
-        if !output.status.success() {
-            bail!(
-                "rustc for x86_64-unknown-linux-musl (rustup target add): {}",
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
+    cached("scratch-static", &[b"1", PROBE.as_bytes()], |directory| {
         let mut layer = LayerBuilder::new();
-        layer.file("probe", 0o755, &std::fs::read(&program).context("read probe")?);
+        layer.file("probe", 0o755, &probe()?);
         let config = serde_json::json!({"Entrypoint": ["/probe"]});
         ImageBuilder::new().config(config).layer(layer.finish(), Compression::Gzip).write(directory, "latest")
     })
+}
+
+const PROBE: &str = include_str!("../programs/probe.rs");
+
+/// The static program of [`scratch_static`], built anew.
+///
+/// # Errors
+/// When rustc or its target x86_64-unknown-linux-musl is not installed.
+pub fn probe() -> Result<Vec<u8>> {
+    let work = tempfile::tempdir().context("make a directory")?;
+    let (source, program) = (work.path().join("probe.rs"), work.path().join("probe"));
+    std::fs::write(&source, PROBE).context("write probe.rs")?;
+    let output = Command::new("rustc")
+        .args(["--edition", "2024", "-O", "-C", "strip=symbols", "-C", "panic=abort"])
+        .args(["--target", "x86_64-unknown-linux-musl", "-o"])
+        .args([&program, &source])
+        .output()
+        .context("start rustc")?;
+    if !output.status.success() {
+        bail!(
+            "rustc for x86_64-unknown-linux-musl (rustup target add): {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    std::fs::read(&program).context("read the program")
 }
 
 /// A debootstrap'ed Debian 12 (minbase), of some 70 MB compressed. Takes a minute or two the first time.

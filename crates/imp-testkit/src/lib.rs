@@ -18,3 +18,4 @@ pub mod relay;
 pub mod services;
 pub mod tools;
 pub mod wait;
+pub mod writes;

@@ -121,14 +121,23 @@ pub fn delete_network(layout: &Layout, index: u8) -> Result<()> {
 /// # Errors
 /// When the node does not run.
 pub fn command(daemon: &Daemon, program: &str) -> Result<Command> {
+    let init = init_pid(daemon)?;
+    let mut command = Command::new("nsenter");
+    command.args(["--target", &init.to_string(), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]);
+    command.args([&format!("--root=/proc/{init}/root"), &format!("--wd=/proc/{init}/root"), program]);
+    Ok(command)
+}
+
+/// The node's PID 1, as this machine counts it.
+///
+/// # Errors
+/// When the node does not run.
+pub fn init_pid(daemon: &Daemon) -> Result<u32> {
     let pid = daemon.pid;
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
         .with_context(|| format!("{} does not run", daemon.name))?;
-    let init = children.split_whitespace().next().with_context(|| format!("{} has no PID 1", daemon.name))?;
-    let mut command = Command::new("nsenter");
-    command.args(["--target", init, "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]);
-    command.args([&format!("--root=/proc/{init}/root"), &format!("--wd=/proc/{init}/root"), program]);
-    Ok(command)
+    let init = children.split_whitespace().next().and_then(|pid| pid.parse().ok());
+    init.with_context(|| format!("{} has no PID 1", daemon.name))
 }
 
 /// What every node has in common.

@@ -111,6 +111,17 @@ impl Cgroup {
             .unwrap_or(0)
     }
 
+    /// SIGKILL for all: on v2 by the kernel, which no fork escapes and no PID's reuse deceives.
+    fn kill(&self, dir: &Utf8Path) {
+        if std::fs::write(dir.join("cgroup.kill"), "1").is_ok() {
+            return;
+        }
+        for pid in self.pids().into_iter().filter_map(rustix::process::Pid::from_raw) {
+            // It may be gone by now, which is what we want.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+
     /// Removes the groups; what is left in them is killed. Idempotent.
     ///
     /// # Errors
@@ -124,10 +135,7 @@ impl Cgroup {
                     Err(e) if e.kind() == io::ErrorKind::NotFound => break,
                     Err(e) => e,
                 };
-                for pid in self.pids().into_iter().filter_map(rustix::process::Pid::from_raw) {
-                    // It may be gone by now, which is what we want.
-                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-                }
+                self.kill(dir);
                 if tokio::time::Instant::now() >= deadline {
                     return Err(VmmError::Io { doing: format!("cannot remove {dir}"), source: error });
                 }

@@ -12,6 +12,9 @@ use std::{os::unix::fs::MetadataExt as _, time::Duration};
 /// A guest with hardware virtualisation says hello within a second; a loaded host is given more.
 const HELLO_DEADLINE: Duration = Duration::from_secs(4);
 
+/// The trial's VMM is found by this name.
+const TRIAL: &str = "kvm-trial";
+
 /// The answer, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvmProbe {
@@ -64,22 +67,39 @@ pub async fn probe(
     {
         return Ok(old.probe);
     }
-    let probe = trial(vmm, kernel, initrd, scratch, ids).await;
+    end_leftover(vmm, scratch).await?;
+    let probe = match trial(vmm, kernel, initrd, scratch, ids).await {
+        Ok(probe) => probe,
+        // No guest was started: that says nothing about the next try.
+        Err(e) => return Ok(no(&format!("/dev/kvm is there, but: {e}"))),
+    };
     let text = serde_json::to_vec(&Remembered { key, probe: probe.clone() }).unwrap_or_default();
     // Without the file the trial is made again; nothing depends on it.
     let _ = std::fs::write(state_file, text);
     Ok(probe)
 }
 
+/// A trial whose runtime died leaves its VMM behind.
+async fn end_leftover(vmm: &dyn Vmm, scratch: &Utf8Path) -> Result<(), VmmError> {
+    let Some(record) = vmm.find(TRIAL).await? else { return Ok(()) };
+    if let Some(instance) = vmm.adopt(&record, scratch).await? {
+        instance.kill()?;
+        instance.wait().await;
+    }
+    Ok(())
+}
+
+/// # Errors
+/// When no guest could be started.
 async fn trial(
     vmm: &dyn Vmm,
     kernel: &Utf8Path,
     initrd: &Utf8Path,
     scratch: &Utf8Path,
     ids: (u32, u32),
-) -> KvmProbe {
+) -> Result<KvmProbe, VmmError> {
     let config = LaunchConfig {
-        uid: "kvm-trial".to_owned(),
+        uid: TRIAL.to_owned(),
         run_dir: scratch.to_owned(),
         kernel: kernel.to_owned(),
         initrd: initrd.to_owned(),
@@ -91,10 +111,7 @@ async fn trial(
         ids,
         cgroup: Vec::new(),
     };
-    let instance = match vmm.launch(&config).await {
-        Ok(instance) => instance,
-        Err(e) => return KvmProbe { usable: false, reason: format!("/dev/kvm is there, but: {e}") },
-    };
+    let instance = vmm.launch(&config).await?;
     let hello = async {
         let mut channel = instance.connect_guest().await.map_err(|e| e.to_string())?;
         client_hello(&mut channel, [0x4b; NONCE_LEN]).await.map_err(|e| e.to_string())
@@ -107,9 +124,10 @@ async fn trial(
     let _ = instance.kill();
     instance.wait().await;
     let why = match result {
-        Ok(Ok(())) => return KvmProbe { usable: true, reason: String::new() },
+        Ok(Ok(())) => return Ok(KvmProbe { usable: true, reason: String::new() }),
         Ok(Err(why)) => why,
         Err(_) => format!("the guest said nothing for {} s", HELLO_DEADLINE.as_secs()),
     };
-    KvmProbe { usable: false, reason: format!("/dev/kvm is there, but a trial guest did not come up: {why}") }
+    let reason = format!("/dev/kvm is there, but a trial guest did not come up: {why}");
+    Ok(KvmProbe { usable: false, reason })
 }

@@ -162,7 +162,7 @@ pub trait Instance: Send + Sync + std::fmt::Debug {
     fn record(&self) -> &ProcessRecord;
     /// Waits (on a pidfd) until the process is gone. May be called any number of times.
     async fn wait(&self) -> VmmExit;
-    /// Opens the guest's channel. At most one connection at a time; a new one replaces the old.
+    /// Opens the guest's channel. At most one connection at a time: another one waits until the first is closed.
     ///
     /// # Errors
     /// When the socket does not answer.

@@ -13,7 +13,7 @@ use kube::api::ListParams;
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client, ResourceExt as _};
 
-use super::{Built, Place, hello, registry};
+use super::{Built, Place, hello, profiles, registry};
 use crate::images::{REGISTRY, TAG};
 use crate::progress::Progress;
 use crate::workspace;
@@ -43,6 +43,7 @@ pub(super) async fn start(
     progress.step("install chart imp", || install(place, built, "imp", &values()))?;
     progress.wait("nodes Ready", cluster.wait_nodes_ready(&client)).await?;
     progress.wait("Imp's pods ready", pods_ready(&client, i32::from(cluster.config().nodes))).await?;
+    progress.wait("profiles of the nodes", profiles::apply(&client, cluster.config().nodes)).await?;
     hello::run(progress, place, built, &client).await
 }
 

@@ -20,7 +20,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 
 use super::full::NAMESPACE;
-use super::{Built, Place, hello, registry};
+use super::{Built, Place, hello, profiles, registry};
 use crate::progress::Progress;
 use crate::workspace;
 
@@ -44,6 +44,7 @@ pub(super) async fn start(
     progress.step("apply definitions, roles, services", || apply(place, built, &manifests))?;
     progress.wait("node and tokens", prepare(cluster, &client)).await?;
     progress.step("start the operator", || start_operator(built, cluster))?;
+    progress.wait("profiles of the nodes", profiles::apply(&client, cluster.config().nodes)).await?;
     hello::run(progress, place, built, &client).await
 }
 
@@ -125,7 +126,7 @@ async fn create_node(client: &Client, index: u8) -> Result<()> {
     });
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}});
     nodes.patch(&name, &manager(), &Patch::Apply(node)).await.with_context(|| format!("make node {name}"))?;
-    let (cpu, memory) = capacity()?;
+    let (cpu, memory) = profiles::capacity()?;
     let resources = json!({"cpu": cpu.to_string(), "memory": format!("{memory}Ki"), "pods": "110"});
     let now = k8s_openapi::jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let ready = json!({
@@ -150,17 +151,6 @@ async fn create_node(client: &Client, index: u8) -> Result<()> {
         .await
         .with_context(|| format!("take the taint off node {name}"))?;
     Ok(())
-}
-
-/// CPUs and KiB of memory of this machine.
-fn capacity() -> Result<(usize, u64)> {
-    let cpus = std::thread::available_parallelism().context("count the CPUs")?.get();
-    let text = fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
-    let memory = text
-        .lines()
-        .find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse().ok())
-        .context("/proc/meminfo has no MemTotal")?;
-    Ok((cpus, memory))
 }
 
 /// The operator runs in the hub.

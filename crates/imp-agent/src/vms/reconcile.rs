@@ -183,7 +183,7 @@ fn lost(vm: &ImpVM) -> v1::VmStatus {
         failure: Some(v1::Failure {
             reason: v1::FailureReason::Unspecified.into(),
             message: publish::LOST.to_owned(),
-            retrying: false,
+            ..v1::Failure::default()
         }),
         ..v1::VmStatus::default()
     }

@@ -171,8 +171,7 @@ async fn failed(
     if failure.reason() != pb::FailureReason::WorkloadStartFailed {
         return Ok(exit::IMP_FAILED);
     }
-    let code = status.exit.as_ref().and_then(|e| e.status.as_ref()).map(exit::code);
-    Ok(code.filter(|c| *c == exit::CANNOT_EXECUTE).unwrap_or(exit::NOT_FOUND))
+    Ok(u8::try_from(failure.exit_code).ok().filter(|c| *c != 0).unwrap_or(exit::NOT_FOUND))
 }
 
 async fn attach(

@@ -1,6 +1,6 @@
 //! The node API: what an agent needs of what only the operator may read or sign.
 //!
-//! An agent proves its node by its token ([`caller`]) and gets nothing that is not of that node: a serving certificate in
+//! An agent proves its node by its token (`caller`) and gets nothing that is not of that node: a serving certificate in
 //! the node's name, and environment and pull secrets of VMs that are bound to it. No value is ever logged.
 
 use std::sync::Arc;

@@ -7,7 +7,7 @@
 //! | what its status should say | `build.rs`, by the deciders of `imp-core` | no |
 //! | finalizer, status, deletion, events | `apply.rs` | yes |
 //!
-//! Whatever a decision depends on is watched ([`world`]), and a change of it has the VMs that wait looked at again.
+//! Whatever a decision depends on is watched (`world`), and a change of it has the VMs that wait looked at again.
 
 mod apply;
 mod build;

@@ -12,11 +12,13 @@ const MAX_MESSAGE: usize = 2048;
 pub(super) struct Fault {
     pub(super) reason: FailureReason,
     pub(super) message: String,
+    /// What a shell would exit with, where the workload's program could not be run.
+    pub(super) exit_code: i32,
 }
 
 impl Fault {
     pub(super) fn new(reason: FailureReason, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into() }
+        Self { reason, message: message.into(), exit_code: 0 }
     }
 
     /// With the causes of `error` in one line, each once.
@@ -30,7 +32,7 @@ impl Fault {
             }
             cause = inner.source();
         }
-        Self { reason, message }
+        Self::new(reason, message)
     }
 
     /// The attempt is over.
@@ -50,7 +52,7 @@ impl Fault {
             message.truncate(end);
             message.push('…');
         }
-        Failure { reason: self.reason.into(), message, retrying }
+        Failure { reason: self.reason.into(), message, retrying, exit_code: self.exit_code }
     }
 }
 

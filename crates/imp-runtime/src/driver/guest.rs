@@ -170,7 +170,7 @@ fn configure_fault(failed: &pb::ConfigureFailure) -> Fault {
         FailureReason::WorkloadStartFailed => FailureReason::WorkloadStartFailed,
         _ => FailureReason::GuestConfigureFailed,
     };
-    Fault::new(reason, failed.message.clone())
+    Fault { exit_code: failed.exit_code, ..Fault::new(reason, failed.message.clone()) }
 }
 
 /// The channel failed, and not the call.
