@@ -43,7 +43,7 @@ async fn fr53_a_vm_is_deleted_while_its_image_is_pulled() {
     let node = Node::start_with("pull", Options { arguments, ..Default::default() }).await.unwrap();
     // A registry that takes connections and never answers.
     let mut mute = node.netns.command("busybox");
-    mute.args(["nc", "-lk", "-p", "5000", "-e", "sleep", "1000"]);
+    mute.args(["nc", "-ll", "-p", "5000", "-e", "sleep", "1000"]);
     let mut mute = mute.stdin(Stdio::null()).process_group_of_its_own().spawn().unwrap();
     let spec = vm("127.0.0.1:5000/any:1", &[]);
     node.put(&spec).await.unwrap();

@@ -3,8 +3,10 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use camino::{Utf8Path, Utf8PathBuf};
 use futures::StreamExt as _;
-use hyper_util::rt::TokioIo;
-use imp_proto::v1::{self as pb, runtime_client::RuntimeClient, watch_vms_response::Event};
+use imp_proto::{
+    unix,
+    v1::{self as pb, runtime_client::RuntimeClient, watch_vms_response::Event},
+};
 use imp_testkit::{boot, cgroups, netns::NetNs, wait::wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use std::{
@@ -14,8 +16,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 /// Everything that is waited for comes in this time, also on a busy machine with emulated CPUs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,7 +54,7 @@ pub(crate) fn program(name: &str) -> Utf8PathBuf {
 
 /// The directory with kernel and initramfs.
 pub(crate) fn boot_dir() -> Result<Utf8PathBuf> {
-    let files = boot::ensure(&program("imp-guest"))?;
+    let files = boot::of_checkout()?;
     Ok(files.kernel.parent().context("the kernel has no directory")?.to_owned())
 }
 
@@ -123,7 +124,8 @@ impl Node {
             if self.died()?.is_some() {
                 return Ok(());
             }
-            self.client().await.map(drop).map_err(|e| format!("{e:#}; its log: {}", self.log()))
+            let asked = async { anyhow::Ok(self.client().await?.list_vms(pb::ListVmsRequest {}).await?) };
+            asked.await.map(drop).map_err(|e| format!("{e:#}; its log: {}", self.log()))
         })
         .await
     }
@@ -163,15 +165,7 @@ impl Node {
     }
 
     pub(crate) async fn client(&self) -> Result<RuntimeClient<Channel>> {
-        let socket = self.socket();
-        let channel = Endpoint::from_static("http://runtime.imp")
-            .connect_timeout(Duration::from_secs(5))
-            .connect_with_connector(tower::service_fn(move |_| {
-                let socket = socket.clone();
-                async move { UnixStream::connect(socket.as_std_path()).await.map(TokioIo::new) }
-            }))
-            .await?;
-        Ok(RuntimeClient::new(channel))
+        Ok(RuntimeClient::new(unix::connect(self.socket()).await?))
     }
 
     pub(crate) async fn put(&self, spec: &pb::VmSpec) -> Result<pb::VmStatus> {

@@ -160,17 +160,26 @@ async fn a_second_runtime_on_the_same_state_is_refused() {
 #[tokio::test]
 async fn fr25_a_network_tool_that_hangs_is_told_and_not_waited_for_for_ever() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("nft");
-    fs::write(&path, "#!/bin/sh\nexec sleep 600\n").unwrap();
+    let (path, hangs) = (dir.path().join("nft"), dir.path().join("hangs"));
+    let real = std::process::Command::new("sh").args(["-c", "command -v nft"]).output().unwrap().stdout;
+    let real = String::from_utf8(real).unwrap();
+    let script =
+        format!("#!/bin/sh\n[ -e {} ] && exec sleep 600\nexec {} \"$@\"\n", hangs.display(), real.trim());
+    fs::write(&path, script).unwrap();
     fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let search = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
     let options = Options { path: Some(search), ..Default::default() };
     let node = Node::start_with("nft", options).await.unwrap();
+    fs::write(&hangs, "").unwrap();
     let spec = shell("true").unwrap();
     node.put(&spec).await.unwrap();
-    let status = node.ended(&spec).await.unwrap();
-    let failure = status.failure.unwrap();
+    let told = |s: &pb::VmStatus| s.network.as_ref().is_some_and(|n| !n.ready && n.message.contains("nft"));
+    node.until(&spec, "it to say that its network is not ready", told).await.unwrap();
+    // The attempt has failed; it is over once what was made is gone, and that takes the same tool.
+    fs::remove_file(&hangs).unwrap();
+    let failure = node.ended(&spec).await.unwrap().failure.unwrap();
     assert_eq!(failure.reason(), FailureReason::NetworkFailed, "{failure:?}");
-    assert!(failure.message.contains("nft"), "{failure:?}");
-    assert!(status.network.is_some_and(|n| !n.ready && !n.message.is_empty()));
+    assert!(failure.message.contains("nft") && !failure.retrying, "{failure:?}");
+    node.delete(&spec, None).await.unwrap();
+    node.removed(&spec).await.unwrap();
 }

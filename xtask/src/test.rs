@@ -139,13 +139,13 @@ fn dependencies() -> Result<()> {
 }
 
 fn run_suite(suite: Suite) -> Result<()> {
-    if suite == Suite::Unit {
-        return cargo(&["test", "--workspace", "--exclude", "imp-tests"]);
-    }
     let mut command = programs::cargo();
-    // The whole workspace, so that dependencies are built once for all suites: with the features that all crates want.
-    let args = ["test", "--workspace", "--test", suite.name()];
-    command.args(args);
+    // The whole workspace for every suite, so that dependencies are built once: with the features that all crates want.
+    let args = match suite {
+        Suite::Unit => vec!["test", "--workspace", "--exclude", "imp-tests"],
+        _ => vec!["test", "--workspace", "--test", suite.name()],
+    };
+    command.args(&args);
     tools::ensure_go_tools()?;
     if suite != Suite::Api {
         // VMs, images and light clusters are made of the programs as they are shipped.

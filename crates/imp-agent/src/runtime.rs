@@ -3,13 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
+use imp_proto::unix::connect;
 use imp_proto::v1::runtime_client::RuntimeClient;
 use imp_proto::v1::watch_vms_response::Event;
 use imp_proto::v1::{NodeInfoRequest, NodeInfoResponse, VmStatus, WatchVmsRequest};
-use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 /// A client of the runtime.
 pub type Client = RuntimeClient<Channel>;
@@ -32,22 +31,6 @@ pub enum RuntimeEvent {
     Synced,
     /// The connection ended.
     Disconnected,
-}
-
-/// Opens a channel to the runtime's socket. The channel connects by itself again when it is used after a break.
-///
-/// # Errors
-/// When nobody listens there.
-pub async fn connect(socket: &Path) -> Result<Channel, tonic::transport::Error> {
-    let path: PathBuf = socket.to_owned();
-    // The URI only fills HTTP/2's :authority.
-    Endpoint::from_static("http://runtime.imp")
-        .connect_timeout(Duration::from_secs(5))
-        .connect_with_connector(tower::service_fn(move |_| {
-            let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
-        }))
-        .await
 }
 
 /// Keeps a watch on the runtime for as long as `events` is listened to. The end of a connection is told by the stream's

@@ -20,18 +20,7 @@ struct Machine {
 
 fn boot_dir() -> &'static Utf8Path {
     static DIR: OnceLock<Utf8PathBuf> = OnceLock::new();
-    DIR.get_or_init(|| {
-        let target = "x86_64-unknown-linux-musl";
-        let root = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "-p", "imp-guest", "--profile", "dist", "--target", target])
-            .current_dir(&root)
-            .status()
-            .unwrap();
-        assert!(built.success());
-        let files = boot::ensure(&root.join("target").join(target).join("dist/imp-guest")).unwrap();
-        files.kernel.parent().unwrap().to_owned()
-    })
+    DIR.get_or_init(|| boot::of_checkout().unwrap().kernel.parent().unwrap().to_owned())
 }
 
 fn ip(args: &[&str]) {

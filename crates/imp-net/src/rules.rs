@@ -91,6 +91,10 @@ pub(crate) fn script(attachments: &[&Attachment]) -> String {
     }
 
     let mut text = String::from(CLEAR);
+    if attachments.is_empty() {
+        // No VM, no rule: a node from which Imp is gone is as it was.
+        return text;
+    }
     text.push_str("table inet imp {\n");
     set(&mut text, "gateways", "ifname . ipv4_addr", &gateways);
     set(&mut text, "within", "ifname . ifname", &within);
@@ -236,6 +240,11 @@ mod tests {
             "meta nfproto ipv4 ip daddr 127.0.0.1 fib daddr type local tcp dport 8080 dnat ip to 10.0.0.2:80";
         assert_eq!(rules_of(&text, "publish"), ["iifname \"imp-*\" accept", any, one]);
         assert_eq!(rules_of(&text, "publish_here"), [any, one, own]);
+    }
+
+    #[test]
+    fn fr51_without_vms_there_are_no_rules() {
+        assert_eq!(script(&[]), CLEAR);
     }
 
     #[test]

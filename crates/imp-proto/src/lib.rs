@@ -7,6 +7,7 @@
 //! | `guest.proto` service `Guest` | runtime | `imp-guest`, over the VM's channel |
 
 pub mod channel;
+pub mod unix;
 
 /// Generated from `proto/imp/v1/*.proto`.
 #[allow(

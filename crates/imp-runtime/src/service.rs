@@ -3,17 +3,19 @@
 use crate::{
     engine::{Engine, PutError},
     node_info,
-    vm::Vm,
+    vm::{Guest, Vm},
 };
 use futures::{Stream, StreamExt as _, stream};
 use imp_proto::v1::{self as pb, console_request, exec_request, exec_response, runtime_server::Runtime};
-use std::{pin::Pin, sync::Arc};
+use std::{pin::Pin, sync::Arc, time::Duration};
 use tokio::sync::{broadcast::error::RecvError, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Messages between a stream's source and the network: more would only hide that the reader is slow.
 const IN_FLIGHT: usize = 4;
+/// A guest that runs and is not connected is waited for so long: taking it up after a restart takes milliseconds.
+const CONNECT: Duration = Duration::from_secs(10);
 
 /// The service.
 #[derive(Clone, Debug)]
@@ -126,10 +128,7 @@ impl Runtime for RuntimeService {
                 "exec is off for this VM (spec.guestAgent.enabled is false)",
             ));
         }
-        let mut guest = vm.guest().ok_or_else(|| {
-            let state = vm.status().state().as_str_name().trim_start_matches("VM_STATE_").to_lowercase();
-            Status::failed_precondition(format!("the VM's guest is not connected (the VM is {state})"))
-        })?;
+        let mut guest = connected(&vm).await?;
         let answers = guest.exec(with_start(start, requests)).await?.into_inner();
         Ok(Response::new(Box::pin(answers)))
     }
@@ -231,6 +230,19 @@ impl Runtime for RuntimeService {
         });
         Ok(Response::new(pb::ListImagesResponse { images: images.collect() }))
     }
+}
+
+/// The guest of a VM that runs. Just after the start of this process, or of a channel that broke, it is about to be connected.
+async fn connected(vm: &Vm) -> Result<Guest, Status> {
+    if vm.status().state() == pb::VmState::Running
+        && let Ok(guest) = tokio::time::timeout(CONNECT, vm.wait_guest()).await
+    {
+        return Ok(guest);
+    }
+    vm.guest().ok_or_else(|| {
+        let state = vm.status().state().as_str_name().trim_start_matches("VM_STATE_").to_lowercase();
+        Status::failed_precondition(format!("the VM's guest is not connected (the VM is {state})"))
+    })
 }
 
 type Sender<T> = mpsc::Sender<Result<T, Status>>;

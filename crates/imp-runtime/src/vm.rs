@@ -203,6 +203,17 @@ impl Vm {
         self.guest.borrow().clone()
     }
 
+    /// The guest, once it is connected.
+    pub(crate) async fn wait_guest(&self) -> Guest {
+        let mut guest = self.guest.subscribe();
+        let connected = guest.wait_for(Option::is_some).await.ok().and_then(|g| g.clone());
+        match connected {
+            Some(guest) => guest,
+            // The sender is part of `self` and cannot be gone.
+            None => std::future::pending().await,
+        }
+    }
+
     /// Directory of the VM's sockets: short, since a socket's path has at most 107 bytes (unix(7)).
     pub(crate) fn run_dir(&self) -> Utf8PathBuf {
         self.shared.config.run_dir.join("vms").join(&self.uid)

@@ -5,6 +5,7 @@ mod kernel;
 
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -49,6 +50,24 @@ pub fn cache_dir() -> Result<Utf8PathBuf> {
 /// When apt, the package or the cache directory fail; the message says which and what to do.
 pub fn ensure(guest_binary: &Utf8Path) -> Result<BootFiles> {
     ensure_in(&cache_dir()?.join("boot"), guest_binary)
+}
+
+/// The boot files of this checkout's guest program. `IMP_PROGRAMS` names a directory with programs that were built before, as
+/// `cargo xtask test` does; else cargo builds it.
+///
+/// # Errors
+/// When it can't be built, or as [`ensure`].
+pub fn of_checkout() -> Result<BootFiles> {
+    if let Ok(programs) = std::env::var("IMP_PROGRAMS") {
+        return ensure(&Utf8Path::new(&programs).join("imp-guest"));
+    }
+    let target = "x86_64-unknown-linux-musl";
+    let root = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let arguments = ["build", "--quiet", "-p", "imp-guest", "--profile", "dist", "--target", target];
+    crate::netns::run(Command::new(cargo).args(arguments).current_dir(&root))?;
+    let built = std::env::var("CARGO_TARGET_DIR").map_or_else(|_| root.join("target"), Utf8PathBuf::from);
+    ensure(&built.join(target).join("dist/imp-guest"))
 }
 
 fn ensure_in(cache: &Utf8Path, guest_binary: &Utf8Path) -> Result<BootFiles> {

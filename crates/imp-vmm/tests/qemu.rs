@@ -10,20 +10,12 @@ use imp_vmm::{
     kvm,
     qemu::Qemu,
 };
-use std::{process::Command, time::Duration};
+use std::time::Duration;
 
 const IDS: (u32, u32) = (64_321, 64_321);
 
 fn boot_files() -> BootFiles {
-    let target = "x86_64-unknown-linux-musl";
-    let root = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "-p", "imp-guest", "--profile", "dist", "--target", target])
-        .current_dir(&root)
-        .status()
-        .unwrap();
-    assert!(built.success());
-    boot::ensure(&root.join("target").join(target).join("dist/imp-guest")).unwrap()
+    boot::of_checkout().unwrap()
 }
 
 fn config(uid: &str, run_dir: &Utf8Path, boot: &BootFiles, cgroup: &Cgroup) -> LaunchConfig {

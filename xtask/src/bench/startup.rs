@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use camino::{Utf8Path, Utf8PathBuf};
 use clap::Args;
 use imp_api::ImpVM;
+use imp_proto::{unix, v1::runtime_client::RuntimeClient};
 use imp_testkit::boot;
 use imp_testkit::dev::Dev;
 use imp_testkit::writes;
@@ -86,7 +87,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 async fn measure(options: &Options, dev: &Dev, guest: &Utf8Path, kernel: &Utf8Path) -> Result<Report> {
     let client = dev.client().await?;
     let api: Api<ImpVM> = Api::default_namespaced(client.clone());
-    let node_runtime = steps::runtime(dev.node_root(1)?.join("run/imp/runtime.sock")).await?;
+    let channel = unix::connect(dev.node_root(1)?.join("run/imp/runtime.sock")).await?;
+    let node_runtime = RuntimeClient::new(channel);
     let bare = Bare::new(guest, kernel, &image_disk(&dev.node_data(1))?)?;
 
     eprintln!("memory, and {} idle seconds", options.idle_seconds);

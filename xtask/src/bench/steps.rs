@@ -3,17 +3,14 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, bail};
-use camino::Utf8PathBuf;
 use futures::StreamExt as _;
-use hyper_util::rt::TokioIo;
 use imp_api::ImpVM;
 use imp_proto::v1::{self as pb, runtime_client::RuntimeClient};
 use kube::api::{DeleteParams, PostParams, WatchEvent, WatchParams};
 use kube::runtime::wait::{await_condition, conditions::is_deleted};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 /// A VM that takes longer has failed.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -35,18 +32,6 @@ pub(super) struct Steps {
     pub(super) workload: Duration,
     /// The object says Running.
     pub(super) running: Duration,
-}
-
-/// A connection to a node's runtime.
-pub(super) async fn runtime(socket: Utf8PathBuf) -> Result<RuntimeClient<Channel>> {
-    let channel = Endpoint::from_static("http://runtime.imp")
-        .connect_with_connector(tower::service_fn(move |_| {
-            let socket = socket.clone();
-            async move { UnixStream::connect(socket.as_std_path()).await.map(TokioIo::new) }
-        }))
-        .await
-        .context("connect to the node's runtime")?;
-    Ok(RuntimeClient::new(channel))
 }
 
 pub(super) fn vm(name: &str) -> Result<ImpVM> {

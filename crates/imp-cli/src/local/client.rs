@@ -2,14 +2,13 @@
 
 use super::args::Paths;
 use anyhow::Context as _;
-use hyper_util::rt::TokioIo;
 use imp_proto::v1::{self as pb, runtime_client::RuntimeClient};
 use std::{io::ErrorKind, os::unix::process::CommandExt as _, process::Stdio, time::Duration};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     net::UnixStream,
 };
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 /// What the daemon prints once its socket answers.
 pub(super) const READY: &str = "ready";
@@ -29,13 +28,7 @@ pub(super) async fn connect(paths: &Paths) -> anyhow::Result<RuntimeClient<Chann
         }
         Err(e) => return Err(e).with_context(|| format!("cannot connect to the local runtime at {socket}")),
     }
-    let channel = Endpoint::from_static("http://imp.local")
-        .connect_with_connector(tower::service_fn(move |_| {
-            let socket = socket.clone();
-            async move { UnixStream::connect(&socket).await.map(TokioIo::new) }
-        }))
-        .await
-        .context("cannot connect to the local runtime")?;
+    let channel = imp_proto::unix::connect(socket).await.context("cannot connect to the local runtime")?;
     Ok(RuntimeClient::new(channel))
 }
 

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use imp_proto::channel;
 use imp_proto::v1::guest_client::GuestClient;
 use imp_proto::v1::{ConfigureRequest, EnvVar, GuestNetwork, GuestRoot, GuestWorkload};
-use imp_testkit::boot::{BootFiles, ensure};
+use imp_testkit::boot::{self, BootFiles};
 use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempDir;
 use tokio::net::UnixStream;
@@ -28,18 +28,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// The guest program as it is shipped, and what boots it.
 pub(crate) fn boot_files() -> &'static BootFiles {
     static FILES: OnceLock<BootFiles> = OnceLock::new();
-    FILES.get_or_init(|| {
-        let target = "x86_64-unknown-linux-musl";
-        let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "-p", "imp-guest", "--profile", "dist", "--target", target])
-            .status()
-            .unwrap();
-        assert!(status.success(), "build imp-guest");
-        let root = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let target_dir =
-            std::env::var("CARGO_TARGET_DIR").map_or_else(|_| root.join("target"), Utf8PathBuf::from);
-        ensure(&target_dir.join(target).join("dist/imp-guest")).unwrap()
-    })
+    FILES.get_or_init(|| boot::of_checkout().unwrap())
 }
 
 /// The guest's TSC runs at the host's rate; telling the kernel spares it a calibration that fails on a busy host.

@@ -19,6 +19,8 @@ const DRAIN: Duration = Duration::from_secs(1);
 const RECONNECT: Duration = Duration::from_millis(100);
 /// Console lines in a message.
 const LINES: usize = 5;
+/// How far back a panic is looked for: its trace follows, of some forty lines.
+const PANIC_LINES: usize = 150;
 
 /// A VM that runs, and the image it was started from.
 struct Running {
@@ -164,11 +166,8 @@ fn classify(vm: &Vm, exit: VmmExit) -> Outcome {
     if let Some(exit) = vm.status().exit {
         return Outcome::Exited(exit);
     }
-    let lines = console_log::tail(vm.console.path(), 40);
-    let panicked = lines.iter().rposition(|line| line.contains("Kernel panic"));
-    if let Some(at) = panicked {
-        let text =
-            format!("the guest's kernel panicked; its console's last words: {}", lines[at..].join(" | "));
+    if let Some(words) = panic_words(&console_log::tail(vm.console.path(), PANIC_LINES)) {
+        let text = format!("the guest's kernel panicked; its console's last words: {words}");
         return Outcome::Failed(Fault::new(FailureReason::KernelPanic, text));
     }
     let group = Cgroup::of(&vm.shared.config.cgroup_parent, &vm.uid);
@@ -199,6 +198,13 @@ fn classify(vm: &Vm, exit: VmmExit) -> Outcome {
     }
 }
 
+/// What a kernel said of its panic, up to where the trace of calls begins.
+fn panic_words(lines: &[String]) -> Option<String> {
+    let at = lines.iter().rposition(|line| line.contains("Kernel panic"))?;
+    let told = lines[at..].iter().take(LINES).take_while(|line| !line.contains("Call Trace"));
+    Some(told.map(String::as_str).collect::<Vec<_>>().join(" | "))
+}
+
 fn with_console(vm: &Vm, text: &str) -> String {
     let lines = console_log::tail(vm.console.path(), LINES);
     if lines.is_empty() {
@@ -221,4 +227,21 @@ async fn end(vm: &Vm, instance: &dyn Instance, outcome: Outcome) -> Outcome {
     }
     killpoint("vmm-gone");
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_told_without_its_trace() {
+        let mut lines = vec!["[1.0] all is well".to_owned()];
+        assert_eq!(panic_words(&lines), None);
+        lines.push("[2.0] Kernel panic - not syncing: bad luck".to_owned());
+        lines.push("[2.1] CPU: 0 PID: 7".to_owned());
+        lines.push("[2.2] Call Trace:".to_owned());
+        lines.extend((0..60).map(|n| format!("[2.3] function_{n}")));
+        let words = panic_words(&lines).unwrap();
+        assert_eq!(words, "[2.0] Kernel panic - not syncing: bad luck | [2.1] CPU: 0 PID: 7");
+    }
 }
