@@ -5,13 +5,7 @@ use imp_testkit::wait::wait_for;
 use serde_json::json;
 use std::time::Duration;
 
-const NODES: [&str; 2] = ["imp-agent", "imp-runtime"];
-
-/// The operator is started again by nobody else in a light cluster.
-fn kill_operator(world: &World) {
-    let killed = world.dev.take_down("imp-operator").unwrap();
-    world.dev.put_up(&killed).unwrap();
-}
+const PROGRAMS: [&str; 3] = ["imp-agent", "imp-runtime", "imp-operator"];
 
 async fn kill(world: &World, program: &str) {
     // One that is being started again was killed a moment ago.
@@ -26,19 +20,17 @@ async fn kill(world: &World, program: &str) {
 
 pub async fn fr47_every_program_dies_alone_and_all_together(world: &World) {
     let before = world.life("hello").await.unwrap();
-    for program in NODES {
+    for program in PROGRAMS {
         kill(world, program).await;
         world.lives_on("hello", &before).await.unwrap();
     }
-    kill_operator(world);
-    world.lives_on("hello", &before).await.unwrap();
     // All at once; and a VM ends while nobody looks.
     world.shell("ends", "while [ ! -e /go ]; do sleep 0.2; done; sleep 1; exit 9", json!({})).await.unwrap();
     world.phase("ends", "Running").await.unwrap();
     world.exec("ends", &["touch", "/go"]).unwrap();
-    kill(world, "imp-runtime").await;
-    kill(world, "imp-agent").await;
-    kill_operator(world);
+    for program in PROGRAMS {
+        kill(world, program).await;
+    }
     world.lives_on("hello", &before).await.unwrap();
     let vm = world.phase("ends", "Failed").await.unwrap();
     assert_eq!(vm.status.and_then(|s| s.exit_code), Some(9));
@@ -53,11 +45,10 @@ pub async fn fr5_fr48_fr51_programs_die_while_vms_are_made_and_deleted(world: &W
     }
     // From the first binding to the last workload: each program dies at many of the steps of some VM.
     for round in 0..4 {
-        for program in NODES {
+        for program in PROGRAMS {
             kill(world, program).await;
             tokio::time::sleep(Duration::from_millis(300 + 170 * round)).await;
         }
-        kill_operator(world);
     }
     for name in &names {
         world.phase(name, "Running").await.unwrap();
@@ -76,11 +67,10 @@ pub async fn fr5_fr48_fr51_programs_die_while_vms_are_made_and_deleted(world: &W
     for name in &names {
         world.vms().delete(name, &Default::default()).await.unwrap();
     }
-    for program in NODES {
+    for program in PROGRAMS {
         kill(world, program).await;
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
-    kill_operator(world);
     for name in &names {
         world.gone(name).await.unwrap();
     }

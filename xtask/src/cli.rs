@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand};
+use imp_testkit::services::{self, Service};
 use imp_testkit::{boot, node_init, relay};
 
 use crate::bench::Bench;
@@ -53,6 +54,9 @@ enum Command {
         stage: node_init::Stage,
         config: Utf8PathBuf,
     },
+    /// Keeps the services in a file running; run by `up`.
+    #[command(hide = true)]
+    Keep { services: Utf8PathBuf },
     /// A TCP relay into a network namespace; run by `up`.
     #[command(hide = true)]
     Relay { listen: SocketAddr, netns: Utf8PathBuf, target: SocketAddr },
@@ -94,6 +98,7 @@ fn run(command: Command) -> Result<()> {
         Command::Kernel => kernel(),
         Command::Images => build_images(),
         Command::NodeInit { stage, config } => run_node_init(stage, &config),
+        Command::Keep { services } => keep(&services),
         Command::Relay { listen, netns, target } => relay::run(listen, &netns, target),
     }
 }
@@ -112,6 +117,13 @@ fn build_images() -> Result<()> {
         println!("{archive}");
     }
     Ok(())
+}
+
+fn keep(file: &Utf8PathBuf) -> Result<()> {
+    let bytes = std::fs::read(file).with_context(|| format!("read {file}"))?;
+    let services: Vec<Service> =
+        serde_json::from_slice(&bytes).with_context(|| format!("{file} is no list of services"))?;
+    services::run(&services)
 }
 
 fn run_node_init(stage: node_init::Stage, file: &Utf8PathBuf) -> Result<()> {

@@ -267,7 +267,5 @@ names! {
         TerminationTimeout,
         /// Deleted by its expireAfter (event).
         Expired,
-        /// Runs in software emulation, which is slow (event).
-        SoftwareEmulation,
     }
 }

@@ -230,16 +230,26 @@ fn log_filter() -> String {
     std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned())
 }
 
-/// The operator in the hub.
+/// The operator in the hub, started again whenever it ends, as a kubelet would: it ends itself when it loses its lease.
 fn start_operator(built: &Built, cluster: &mut Cluster) -> Result<()> {
-    let pki = cluster.config().layout.pki();
+    let layout = &cluster.config().layout;
+    let service = Service {
+        name: "imp-operator".to_owned(),
+        command: vec![built.programs.path("imp-operator").into_string()],
+        log: layout.logs().join("imp-operator.log"),
+        after: None,
+        once: false,
+    };
+    let file = layout.dir.join("operator.json");
+    fs::write(&file, serde_json::to_vec_pretty(&[service])?).with_context(|| format!("write {file}"))?;
     let environment = [
-        ("KUBECONFIG", pki.join("imp-controller-manager.kubeconfig").into_string()),
+        ("KUBECONFIG", layout.pki().join("imp-controller-manager.kubeconfig").into_string()),
         ("POD_NAME", "imp-controller-manager".to_owned()),
         ("POD_NAMESPACE", NAMESPACE.to_owned()),
         ("RUST_LOG", log_filter()),
     ];
-    cluster.start_in_hub("imp-operator", built.programs.path("imp-operator").as_str(), &[], &environment)
+    let program = cluster.config().self_program.clone();
+    cluster.start_in_hub("operator", program.as_str(), &["keep", file.as_str()], &environment)
 }
 
 /// Runtime and, once it has its credentials, agent on each node, kept running by its PID 1.

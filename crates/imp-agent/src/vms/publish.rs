@@ -114,7 +114,7 @@ async fn tell(context: &Context, vm: &ImpVM, desired: &ImpVMStatus, view: &View,
         return;
     }
     let attempt = spec::attempt(vm);
-    let message = desired.message.clone().unwrap_or_default();
+    let mut message = desired.message.clone().unwrap_or_default();
     let (warning, reason) = match desired.phase {
         Some(VMPhase::Running) => (false, "Running"),
         Some(VMPhase::Succeeded) => (false, "Completed"),
@@ -127,13 +127,16 @@ async fn tell(context: &Context, vm: &ImpVM, desired: &ImpVMStatus, view: &View,
     memory.told = Some((attempt, reason));
     let reason =
         if warning { desired.reason.clone().unwrap_or_else(|| reason.to_owned()) } else { reason.to_owned() };
-    context.events.record(vm, warning, &reason, &message).await;
     let emulated = view
         .report
         .as_ref()
         .and_then(|report| report.vmm.as_ref())
         .is_some_and(|vmm| vmm.accelerator == "tcg");
     if desired.phase == Some(VMPhase::Running) && emulated {
-        context.events.record(vm, true, "SoftwareEmulation", "The VM runs under software emulation, which is slow: the node has no usable hardware virtualisation").await;
+        // Part of this event and not one of its own: each is a write of the API server.
+        message.push_str(
+            " (under software emulation, which is slow: the node has no usable hardware virtualisation)",
+        );
     }
+    context.events.record(vm, warning, &reason, &message).await;
 }

@@ -44,7 +44,7 @@ impl Dev {
         Ok(pids)
     }
 
-    /// SIGKILL for every process of the cluster that runs `program`. The runtime and the agent are started again by their node;
+    /// SIGKILL for every process of the cluster that runs `program`. Imp's own are started again a second later;
     /// whether one was there to be killed is the answer.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl Dev {
         Ok(!pids.is_empty())
     }
 
-    /// Kills a program that runs beside the API server (`etcd`, `kube-apiserver`, `imp-operator`), and says how to start it again.
+    /// Kills a program that runs beside the API server (`etcd`, `kube-apiserver`), and says how to start it again.
     ///
     /// # Errors
     /// When it does not run.
