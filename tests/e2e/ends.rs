@@ -32,11 +32,13 @@ pub async fn fr60_ends_are_on_the_object(world: &World) {
 pub async fn what_a_vm_refers_to_heals_when_it_comes(world: &World) {
     let env = json!([{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "late", "key": "token"}}}]);
     world.shell("late", "echo token is $TOKEN; sleep 1000", json!({"env": env})).await.unwrap();
-    let named = |vm: &imp_api::ImpVM| {
-        let status = serde_json::to_string(&vm.status).unwrap_or_default();
-        status.contains("late") && status.contains("ReferenceNotFound")
-    };
-    world.until("late", "to say which secret it waits for", named).await.unwrap();
+    let waits = |vm: &imp_api::ImpVM| condition(vm, "Ready").1 == "SecretUnavailable";
+    let vm = world.until("late", "to say which secret it waits for", waits).await.unwrap();
+    let message = condition(&vm, "Ready").2;
+    assert!(
+        message.ends_with("variable \"TOKEN\": Secret \"late\" does not exist in the VM's namespace"),
+        "{message}"
+    );
     world.dev.kubectl(&["create", "secret", "generic", "late", "--from-literal=token=hush"]).unwrap();
     world.phase("late", "Running").await.unwrap();
     world.said("late", "token is hush").await.unwrap();

@@ -48,7 +48,15 @@ pub enum OperatorError {
         /// What was given.
         url: String,
     },
-    /// The call failed or was refused.
+    /// The operator answered, and said no.
+    #[error("{message}")]
+    Refused {
+        /// In its words.
+        message: String,
+        /// In one word.
+        reason: String,
+    },
+    /// The call failed.
     #[error("the operator's node API at {url} failed")]
     Call {
         /// Where it was asked.
@@ -165,10 +173,11 @@ impl Operator {
         let result = tokio::time::timeout(TIMEOUT, connection.client.request_text(request)).await;
         match result {
             Ok(Ok(text)) => Ok(text),
+            Ok(Err(kube::Error::Api(status))) => {
+                Err(OperatorError::Refused { message: status.message.clone(), reason: status.reason.clone() })
+            }
             Ok(Err(error)) => {
-                if !matches!(error, kube::Error::Api(_)) {
-                    *self.connection.lock().await = None;
-                }
+                *self.connection.lock().await = None;
                 Err(OperatorError::Call { url: url(), source: Box::new(error) })
             }
             Err(_) => {

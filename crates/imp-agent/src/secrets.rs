@@ -16,7 +16,7 @@ const OPTIONAL_TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Debug, thiserror::Error)]
 pub enum SecretsError {
     /// The operator did not give them.
-    #[error("the VM's environment and pull secrets could not be had from the operator; the node tries again")]
+    #[error("the node waits for the VM's environment and pull secrets")]
     Operator(#[from] OperatorError),
 }
 

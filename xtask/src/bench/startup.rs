@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use camino::{Utf8Path, Utf8PathBuf};
 use clap::Args;
 use imp_api::ImpVM;
@@ -181,17 +181,10 @@ fn memory(dev: &Dev) -> Result<BTreeMap<&'static str, f64>> {
     Ok(found)
 }
 
-/// The root disk of the example's image on the node.
+/// The root disk of the example's image, the only one on the node.
 fn image_disk(data: &Utf8Path) -> Result<Utf8PathBuf> {
-    let mut left = vec![data.join("images")];
-    while let Some(dir) = left.pop() {
-        for entry in dir.read_dir_utf8().with_context(|| format!("read {dir}"))?.flatten() {
-            if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                left.push(entry.into_path());
-            } else if entry.path().extension() == Some("erofs") {
-                return Ok(entry.into_path());
-            }
-        }
-    }
-    bail!("there is no root disk of an image in {data}")
+    let dir = data.join("images/disks");
+    let mut disks = dir.read_dir_utf8().with_context(|| format!("read {dir}"))?.flatten();
+    let disk = disks.find(|entry| entry.path().extension() == Some("img"));
+    Ok(disk.with_context(|| format!("there is no root disk of an image in {dir}"))?.into_path())
 }
