@@ -76,6 +76,6 @@ pub async fn a_killed_vmm_is_restarted_on_its_disk_and_address(world: &World) {
     assert_eq!((second.ip, second.node_name), (first.ip, first.node_name));
     assert_ne!(second.runtime_pid, first.runtime_pid);
     let story = world.dev.kubectl(&["describe", "impvm", "phoenix"]).unwrap();
-    assert!(story.contains("VMMCrashed") && story.contains("Restarting"), "{story}");
+    assert!(story.contains("VmmCrashed") && story.contains("Restarting"), "{story}");
     world.delete("phoenix").await.unwrap();
 }

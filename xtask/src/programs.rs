@@ -9,8 +9,10 @@ use crate::workspace;
 
 /// What static programs are built for.
 const TARGET: &str = "x86_64-unknown-linux-musl";
-/// The packages that become programs of images, VMs and people.
-const PACKAGES: [&str; 5] = ["imp-operator", "imp-agent", "imp-runtime", "imp-cli", "imp-guest"];
+/// The packages that become programs of images and people.
+const PACKAGES: [&str; 4] = ["imp-operator", "imp-agent", "imp-runtime", "imp-cli"];
+/// What runs in every VM, built smaller.
+const GUEST: &str = "imp-guest";
 
 /// Where the built programs are.
 #[derive(Clone, Debug)]
@@ -35,14 +37,26 @@ pub(crate) fn build() -> Result<Programs> {
         return Ok(Programs { dir: dir.into() });
     }
     ensure_target()?;
+    compile("dist", &PACKAGES)?;
+    compile("guest", &[GUEST])?;
+    let built = workspace::target().join(TARGET);
+    // All programs in one place, this one from another profile's.
+    let (from, to) = (built.join("guest").join(GUEST), built.join("dist").join(GUEST));
+    let new = to.with_extension("new");
+    std::fs::copy(&from, &new).with_context(|| format!("copy {from} to {new}"))?;
+    std::fs::rename(&new, &to).with_context(|| format!("rename {new} to {to}"))?;
+    Ok(Programs { dir: built.join("dist") })
+}
+
+fn compile(profile: &str, packages: &[&str]) -> Result<()> {
     let mut command = cargo();
-    command.args(["build", "--profile=dist", "--target", TARGET]);
-    command.args(PACKAGES.iter().flat_map(|p| ["-p", p]));
+    command.args(["build", "--profile", profile, "--target", TARGET]);
+    command.args(packages.iter().flat_map(|p| ["-p", p]));
     let status = command.status().context("run cargo")?;
     if !status.success() {
         bail!("the programs can't be built; the compiler's messages are above");
     }
-    Ok(Programs { dir: workspace::target().join(TARGET).join("dist") })
+    Ok(())
 }
 
 /// Cargo for this checkout.

@@ -64,17 +64,17 @@ pub fn of_checkout() -> Result<BootFiles> {
     let target = "x86_64-unknown-linux-musl";
     let root = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let arguments = ["build", "--quiet", "-p", "imp-guest", "--profile", "dist", "--target", target];
+    let arguments = ["build", "--quiet", "-p", "imp-guest", "--profile", "guest", "--target", target];
     crate::netns::run(Command::new(cargo).args(arguments).current_dir(&root))?;
     let built = std::env::var("CARGO_TARGET_DIR").map_or_else(|_| root.join("target"), Utf8PathBuf::from);
-    ensure(&built.join(target).join("dist/imp-guest"))
+    ensure(&built.join(target).join("guest/imp-guest"))
 }
 
 fn ensure_in(cache: &Utf8Path, guest_binary: &Utf8Path) -> Result<BootFiles> {
     let guest = fs::read(guest_binary).with_context(|| {
         format!(
             "read the guest program {guest_binary}: build it with \
-             `cargo build -p imp-guest --profile dist --target x86_64-unknown-linux-musl`"
+             `cargo build -p imp-guest --profile guest --target x86_64-unknown-linux-musl`"
         )
     })?;
     fs::create_dir_all(cache).with_context(|| format!("make the cache directory {cache}"))?;

@@ -89,7 +89,7 @@ pub(super) async fn publish(
     match context.status.apply(vm, &desired).await {
         Ok(object) => {
             (memory.pending, memory.written, memory.failures) = (None, Some(Instant::now()), 0);
-            tell(context, vm, &desired, view, &mut memory).await;
+            tell(context, vm, &desired, &mut memory).await;
             Outcome { memory, object: Some(object), again: None }
         }
         Err(error) => {
@@ -108,13 +108,13 @@ fn unseen() -> Observation {
 }
 
 /// Records the event of a phase that was reached, once per attempt.
-async fn tell(context: &Context, vm: &ImpVM, desired: &ImpVMStatus, view: &View, memory: &mut Memory) {
+async fn tell(context: &Context, vm: &ImpVM, desired: &ImpVMStatus, memory: &mut Memory) {
     let before = vm.status.as_ref().and_then(|status| status.phase);
     if desired.phase == before {
         return;
     }
     let attempt = spec::attempt(vm);
-    let mut message = desired.message.clone().unwrap_or_default();
+    let message = desired.message.clone().unwrap_or_default();
     let (warning, reason) = match desired.phase {
         Some(VMPhase::Running) => (false, "Running"),
         Some(VMPhase::Succeeded) => (false, "Completed"),
@@ -127,16 +127,5 @@ async fn tell(context: &Context, vm: &ImpVM, desired: &ImpVMStatus, view: &View,
     memory.told = Some((attempt, reason));
     let reason =
         if warning { desired.reason.clone().unwrap_or_else(|| reason.to_owned()) } else { reason.to_owned() };
-    let emulated = view
-        .report
-        .as_ref()
-        .and_then(|report| report.vmm.as_ref())
-        .is_some_and(|vmm| vmm.accelerator == "tcg");
-    if desired.phase == Some(VMPhase::Running) && emulated {
-        // Part of this event and not one of its own: each is a write of the API server.
-        message.push_str(
-            " (under software emulation, which is slow: the node has no usable hardware virtualisation)",
-        );
-    }
     context.events.record(vm, warning, &reason, &message).await;
 }

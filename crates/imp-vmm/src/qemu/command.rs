@@ -37,7 +37,7 @@ pub(super) fn arguments(config: &LaunchConfig, handed: &Handed) -> Vec<String> {
     let (accel, cpu) = match config.accelerator {
         Accelerator::Kvm => ("kvm", "host"),
         // The oldest model that Debian's user space and the kernel's fast paths are content with: emulating more costs.
-        Accelerator::Tcg => (TCG, "Nehalem"),
+        Accelerator::Tcg => (TCG, "Nehalem-v1"),
     };
     arg("-name", process::marker(&config.uid));
     arg("-M", "microvm,acpi=on,rtc=on".to_owned());
