@@ -37,7 +37,7 @@ pub async fn fr47_every_program_dies_alone_and_all_together(world: &World) {
     world.delete("ends").await.unwrap();
 }
 
-pub async fn fr5_fr48_fr51_programs_die_while_vms_are_made_and_deleted(world: &World) {
+pub async fn fr48_fr51_programs_die_while_vms_are_made_and_deleted(world: &World) {
     let script = "echo x >> /boots; echo boots: $(wc -l < /boots); sleep 1000";
     let names: Vec<String> = (0..4).map(|i| format!("storm-{i}")).collect();
     for name in &names {

@@ -25,7 +25,7 @@ async fn a_cluster_tells_the_truth_whoever_dies() {
     ends::what_a_vm_refers_to_heals_when_it_comes(&world).await;
     ends::a_killed_vmm_is_restarted_on_its_disk_and_address(&world).await;
     deaths::fr47_every_program_dies_alone_and_all_together(&world).await;
-    deaths::fr5_fr48_fr51_programs_die_while_vms_are_made_and_deleted(&world).await;
+    deaths::fr48_fr51_programs_die_while_vms_are_made_and_deleted(&world).await;
     world.nothing_is_left(1).await;
 }
 

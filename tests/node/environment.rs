@@ -92,3 +92,17 @@ async fn two_vms_of_an_image_share_no_writable_byte() {
     assert_eq!(list.images.len(), 1, "one disk for both: {list:?}");
     assert!(list.images[0].in_use);
 }
+
+#[tokio::test]
+async fn a_debian_runs_as_it_is() {
+    let node = Node::start("debian").await.unwrap();
+    let script = ". /etc/os-release; echo $ID $VERSION_ID; dpkg -s dash | grep Status; id -un; \
+         perl -e 'print \"perl too\\n\"'; stat -c '%a %U' /usr/bin/passwd /tmp; touch /etc/mine && echo writable";
+    let mut spec = vm(&images::debian().unwrap().reference(), &["bash", "-c", script]);
+    spec.resources = Some(pb::Resources { vcpus: 1, memory_mib: 256, disk_gib: 2 });
+    node.put(&spec).await.unwrap();
+    node.ended(&spec).await.unwrap();
+    let expected =
+        "debian 12\nStatus: install ok installed\nroot\nperl too\n4755 root\n1777 root\nwritable\n";
+    assert_eq!(node.logs(&spec).await.unwrap(), expected);
+}

@@ -106,13 +106,25 @@ pub(crate) struct Connection {
     unread: BytesMut,
     /// The host came back before we noticed that it had gone: what follows belongs to the next connection.
     superseded: bool,
-    greeted: bool,
+    /// The hello that was answered.
+    greeted: Option<[u8; channel::HELLO_LEN]>,
+    /// Nothing but hellos has come yet.
+    fresh: bool,
     back: Option<oneshot::Sender<(Port, BytesMut)>>,
 }
 
 impl Connection {
     fn port(&self) -> io::Result<&Port> {
         self.port.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Takes away what the host repeated of its hello before it had our answer. True: more must be read to know what comes.
+    fn repeated(&mut self) -> bool {
+        let Some(hello) = self.greeted.filter(|_| self.fresh) else { return false };
+        while self.unread.starts_with(&hello) {
+            self.unread.advance(hello.len());
+        }
+        hello.starts_with(&self.unread)
     }
 
     /// Fills `unread`; 0 at the end of the connection.
@@ -152,15 +164,20 @@ impl AsyncRead for Connection {
         if self.superseded {
             return Poll::Ready(Ok(()));
         }
-        if self.unread.is_empty() {
+        let mut filled = false;
+        while self.unread.is_empty() || self.repeated() {
             if ready!(self.poll_fill(cx))? == 0 {
                 return Poll::Ready(Ok(()));
             }
-            // No HTTP/2 frame begins with these bytes (its length would be 4.8 MB), and the host writes a hello whole.
-            if self.greeted && self.unread.starts_with(channel::MAGIC) {
-                self.superseded = true;
-                return Poll::Ready(Ok(()));
-            }
+            filled = true;
+        }
+        // No HTTP/2 frame begins with these bytes (its length would be 4.8 MB), and the host writes a hello whole.
+        if (filled || self.fresh) && self.greeted.is_some() && self.unread.starts_with(channel::MAGIC) {
+            self.superseded = true;
+            return Poll::Ready(Ok(()));
+        }
+        if self.greeted.is_some() {
+            self.fresh = false;
         }
         let n = out.remaining().min(self.unread.len());
         out.put_slice(&self.unread[..n]);
@@ -237,10 +254,10 @@ pub(crate) fn connections() -> impl Stream<Item = io::Result<Connection>> {
 async fn greet(port: Port, unread: BytesMut) -> Result<(Connection, oneshot::Receiver<(Port, BytesMut)>)> {
     port.connected().await?;
     let mut connection =
-        Connection { port: Some(port), unread, superseded: false, greeted: false, back: None };
-    channel::server_hello(&mut connection).await?;
+        Connection { port: Some(port), unread, superseded: false, greeted: None, fresh: true, back: None };
+    let nonce = channel::server_hello(&mut connection).await?;
     let (sender, receiver) = oneshot::channel();
     connection.back = Some(sender);
-    connection.greeted = true;
+    connection.greeted = Some(channel::hello(nonce));
     Ok((connection, receiver))
 }

@@ -152,12 +152,19 @@ fn a_service_runs_from_configure_to_power_off() {
         assert!(text.contains("a b:from the image:web-0:/not/there yet\n"), "{text}");
         assert!(text.contains("on stderr\n"));
 
+        println!("identity_is_set");
         identity_is_set(&mut client).await;
+        println!("exec_has_its_shapes");
         exec_has_its_shapes(&mut client).await;
+        println!("exec_as_users");
         exec_as_users(&mut client).await;
+        println!("exec_on_a_terminal");
         exec_on_a_terminal(&mut client).await;
+        println!("checks_and_usage");
         checks_and_usage(&mut client).await;
+        println!("files_go_in_and_out");
         files_go_in_and_out(&mut client).await;
+        println!("the_channel_comes_back");
         client = the_channel_comes_back(&vm, client, position).await;
 
         let stopped = client.stop(StopRequest { grace_milliseconds: 10_000 }).await.unwrap().into_inner();
@@ -269,8 +276,9 @@ async fn exec_on_a_terminal(client: &mut Client) {
     running.send(exec_request::Message::Stdin("stty size\n".into())).await;
     running.until("50 132\r\n").await;
     // Ctrl-C ends the foreground job, not the shell.
-    running.send(exec_request::Message::Stdin("echo in $((41 + 1)); sleep 1000\n".into())).await;
-    // Not before the shell has handed the terminal on.
+    let job = "sh -c 'echo in $((41 + 1)); exec sleep 1000'\n";
+    running.send(exec_request::Message::Stdin(job.into())).await;
+    // Said by the job itself: the shell has handed the terminal on by then.
     running.until("in 42\r\n").await;
     running.send(exec_request::Message::Stdin("\x03".into())).await;
     running.send(exec_request::Message::Stdin("exit 9\n".into())).await;

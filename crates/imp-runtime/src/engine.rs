@@ -248,7 +248,7 @@ impl Engine {
             self.inner.shared.journal.refuse_unreadable(uid).map_err(io::Error::other)?;
             return Ok(true);
         };
-        vm.journal(|record| {
+        let journaled = vm.journal(|record| {
             // A shorter grace counts, also while the longer one runs out.
             let known = record.delete.and_then(|d| d.grace_seconds);
             let grace_seconds = match (known, grace_seconds) {
@@ -256,7 +256,11 @@ impl Engine {
                 (a, b) => b.or(a),
             };
             record.delete = Some(Deletion { grace_seconds });
-        })?;
+        });
+        if vm.removed() {
+            return Ok(true);
+        }
+        journaled?;
         killpoint("delete-journaled");
         Ok(false)
     }

@@ -11,7 +11,10 @@ use imp_core::request_queue::{self, Action, Stage, Wish};
 use imp_proto::v1::{self as pb, guest_client::GuestClient};
 use std::{
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::SystemTime,
 };
 use tokio::sync::watch;
@@ -37,6 +40,8 @@ pub(crate) struct Vm {
     pub(crate) log: LogStore,
     pub(crate) console: Console,
     record: Mutex<Record>,
+    /// Nothing is left, not even the record; changed under the record's lock.
+    removed: AtomicBool,
     status: Mutex<pb::VmStatus>,
     wish: watch::Sender<Wish>,
     secrets: watch::Sender<Option<Arc<Secrets>>>,
@@ -68,6 +73,7 @@ impl Vm {
             guest: watch::Sender::new(None),
             status: Mutex::new(status),
             record: Mutex::new(record),
+            removed: AtomicBool::new(false),
             uid,
             shared,
         }
@@ -87,6 +93,10 @@ impl Vm {
     /// When the disk refuses; nothing has changed then.
     pub(crate) fn journal(&self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
         let mut record = locked(&self.record);
+        if self.removed() {
+            // A wish that came a moment too late must not bring the record back.
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the VM has been removed"));
+        }
         let mut changed = record.clone();
         change(&mut changed);
         if let Some(attempt) = &mut changed.attempt {
@@ -98,6 +108,22 @@ impl Vm {
         drop(record);
         self.wish.send_if_modified(|known| std::mem::replace(known, wish) != wish);
         Ok(())
+    }
+
+    /// Removes the record with everything beside it, for good.
+    ///
+    /// # Errors
+    /// When the disk refuses; call it again then.
+    pub(crate) fn remove_record(&self) -> io::Result<()> {
+        let _record = locked(&self.record);
+        self.shared.journal.remove(&self.uid)?;
+        self.removed.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Nothing of it is left.
+    pub(crate) fn removed(&self) -> bool {
+        self.removed.load(Ordering::SeqCst)
     }
 
     /// Moves the attempt on.

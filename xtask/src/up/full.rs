@@ -4,8 +4,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use imp_testkit::cluster::Cluster;
 use imp_testkit::cluster::layout::{REGISTRY_HOST, REGISTRY_PORT};
+use imp_testkit::cluster::{Cluster, MARKER};
 use imp_testkit::netns;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::Pod;
@@ -64,6 +64,7 @@ fn values() -> Vec<String> {
 fn install(place: &Place, built: &Built, chart: &str, values: &[String]) -> Result<()> {
     let mut command = Command::new(&built.tools.helm);
     let home = place.layout.dir.join("helm");
+    command.env(MARKER, place.layout.dir.as_str());
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
         command.env(variable, &home);
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use imp_api::ImpVM;
+use imp_testkit::cluster::MARKER;
 use imp_testkit::netns;
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
@@ -25,7 +26,7 @@ pub(super) async fn run(progress: &Progress, place: &Place, built: &Built, clien
             "-f",
             example.as_str(),
         ]);
-        netns::run(&mut command)
+        netns::run(command.env(MARKER, place.layout.dir.as_str()))
     })?;
     let vms: Api<ImpVM> = Api::namespaced(client.clone(), "default");
     progress.wait("VM hello Running", running(&vms)).await

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use camino::Utf8PathBuf;
-use imp_testkit::cluster::Cluster;
 use imp_testkit::cluster::layout::{HUB_IP, REGISTRY_HOST, REGISTRY_PORT, node_ip, node_name};
+use imp_testkit::cluster::{Cluster, MARKER};
 use imp_testkit::files::write_private;
 use imp_testkit::netns;
 use imp_testkit::services::{Condition, Service};
@@ -53,7 +53,7 @@ fn manifests(place: &Place, built: &Built) -> Result<String> {
     let mut all = format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n");
     for chart in ["imp-crds", "imp"] {
         let mut command = Command::new(&built.tools.helm);
-        command.env("HELM_CACHE_HOME", place.layout.dir.join("helm"));
+        command.env("HELM_CACHE_HOME", place.layout.dir.join("helm")).env(MARKER, place.layout.dir.as_str());
         command.args([
             "template",
             chart,
@@ -87,6 +87,7 @@ fn apply(place: &Place, built: &Built, manifests: &str) -> Result<()> {
         "-",
     ]);
     let mut child = command
+        .env(MARKER, place.layout.dir.as_str())
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

@@ -4,8 +4,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use camino::Utf8Path;
-use imp_testkit::cluster::Cluster;
 use imp_testkit::cluster::layout::{HUB_IP, REGISTRY_PORT};
+use imp_testkit::cluster::{Cluster, MARKER};
 use imp_testkit::netns;
 use serde_json::json;
 
@@ -31,5 +31,6 @@ pub(super) fn push(cluster: &Cluster, archive: &Utf8Path, reference: &str) -> Re
     let mut command: Command = hub.command("skopeo");
     command.args(["copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false", "--retry-times=5"]);
     command.args([&format!("oci-archive:{archive}"), &target]);
+    command.env(MARKER, cluster.config().layout.dir.as_str());
     netns::run(&mut command).context("push the example's image to the development registry")
 }

@@ -28,7 +28,7 @@ pub(super) async fn remove(vm: &Vm) -> Result<(), Fault> {
     free(vm).await?;
     remove_file(&vm.disk())?;
     killpoint("disk-freed");
-    vm.shared.journal.remove(&vm.uid)?;
+    vm.remove_record()?;
     killpoint("record-removed");
     tracing::info!("nothing is left");
     Ok(())
