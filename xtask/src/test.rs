@@ -142,7 +142,7 @@ fn run_suite(suite: Suite) -> Result<()> {
     let mut command = programs::cargo();
     // The whole workspace for every suite, so that dependencies are built once: with the features that all crates want.
     let args = match suite {
-        Suite::Unit => vec!["test", "--workspace", "--exclude", "imp-tests"],
+        Suite::Unit => vec!["test", "--no-fail-fast", "--workspace", "--exclude", "imp-tests"],
         _ => vec!["test", "--workspace", "--test", suite.name()],
     };
     command.args(&args);

@@ -51,6 +51,8 @@ pub enum OperatorError {
     /// The operator answered, and said no.
     #[error("{message}")]
     Refused {
+        /// HTTP status.
+        code: u16,
         /// In its words.
         message: String,
         /// In one word.
@@ -174,7 +176,8 @@ impl Operator {
         match result {
             Ok(Ok(text)) => Ok(text),
             Ok(Err(kube::Error::Api(status))) => {
-                Err(OperatorError::Refused { message: status.message.clone(), reason: status.reason.clone() })
+                let (message, reason) = (status.message.clone(), status.reason.clone());
+                Err(OperatorError::Refused { code: status.code, message, reason })
             }
             Ok(Err(error)) => {
                 *self.connection.lock().await = None;

@@ -168,10 +168,7 @@ impl Stage {
 /// HTTP status and message of a refusal.
 fn refusal<T>(result: Result<T, OperatorError>) -> (u16, String) {
     match result.err() {
-        Some(OperatorError::Call { source, .. }) => match *source {
-            kube::Error::Api(status) => (status.code, status.message),
-            other => panic!("{other}"),
-        },
+        Some(OperatorError::Refused { code, message, .. }) => (code, message),
         other => panic!("no refusal: {other:?}"),
     }
 }

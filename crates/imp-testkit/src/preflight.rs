@@ -31,8 +31,10 @@ pub const VM_PACKAGES: &[(&str, &str)] = &[
 /// Debian packages that only the tests need.
 pub const TEST_PACKAGES: &[(&str, &str)] = &[
     ("apache2-utils", "/usr/bin/htpasswd"),
+    ("cpio", "/usr/bin/cpio"),
     ("debootstrap", "/usr/sbin/debootstrap"),
     ("erofs-utils", "/usr/bin/fsck.erofs"),
+    ("socat", "/usr/bin/socat"),
     ("umoci", "/usr/bin/umoci"),
 ];
 

@@ -70,6 +70,8 @@ pub async fn probe(
     end_leftover(vmm, scratch).await?;
     let probe = match trial(vmm, kernel, initrd, scratch, ids).await {
         Ok(probe) => probe,
+        // QEMU's own answer.
+        Err(e @ VmmError::Died { .. }) => no(&format!("/dev/kvm is there, but: {e}")),
         // No guest was started: that says nothing about the next try.
         Err(e) => return Ok(no(&format!("/dev/kvm is there, but: {e}"))),
     };

@@ -50,6 +50,9 @@ enum Error {
     Kube(#[from] kube::Error),
 }
 
+/// Passes that are under way at a shutdown may take so long.
+const GRACE: std::time::Duration = std::time::Duration::from_secs(3);
+
 /// Acts on ImpVMs until `shutdown`.
 ///
 /// # Errors
@@ -61,7 +64,9 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let vms = Api::<ImpVM>::all(client.clone());
     let controller = Controller::new(vms, watcher::Config::default());
-    let (world, changes, watching) = World::watch(&client, controller.store()).await?;
+    let watched = shutdown.run_until_cancelled(World::watch(&client, controller.store())).await;
+    let Some(watched) = watched else { return Ok(()) };
+    let (world, changes, watching) = watched?;
     let context = Arc::new(Context { world, apply: Apply::new(client), metrics: Arc::clone(&metrics) });
     let config = kube::runtime::Config::default().concurrency(CONCURRENCY);
     let stop = shutdown.clone();
@@ -71,9 +76,16 @@ pub async fn run(
         .graceful_shutdown_on(async move { stop.cancelled().await })
         .run(reconcile, retry, Arc::clone(&context))
         .for_each(|_| async {});
+    // A controller that has not seen its objects yet (no definitions, no answer) does not end by itself. What is dropped half-way
+    // is done again by the next leader, as after a crash.
+    let grace = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(GRACE).await;
+    };
     tokio::select! {
         () = acting => Ok(()),
         result = watching => result,
+        () = grace => Ok(()),
     }
 }
 
