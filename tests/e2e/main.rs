@@ -9,6 +9,7 @@
 
 mod deaths;
 mod ends;
+mod kill_points;
 mod nodes;
 mod outages;
 mod world;
@@ -36,5 +37,23 @@ async fn a_cluster_comes_back_from_outages() {
     outages::vms_run_on_while_the_api_is_away(&world).await;
     nodes::a_rebooted_node_starts_its_persistent_vms_again(&world).await;
     nodes::fr64_a_vm_of_a_node_that_is_gone_can_be_deleted(&world).await;
+    world.nothing_is_left(1).await;
+}
+
+/// Operator and agent die at each of their remote steps, twice where it comes twice, from their first start on.
+#[tokio::test]
+async fn fr48_a_vm_lives_once_wherever_operator_and_agent_die() {
+    let kills = kill_points::Kills::new().unwrap();
+    kills.at_start();
+    let world = World::start_with(&[], Some(kills.dir())).await.unwrap();
+    kills.taken_at_start(&world).await;
+    let expiring = kills.expires_begin(&world).await;
+    kills.lives(&world).await;
+    kills.restart(&world).await;
+    kills.reset(&world).await;
+    kills.orphan(&world).await;
+    kills.expires_end(&world, &expiring).await;
+    kills.profile(&world).await;
+    kills.every_point_was_tried();
     world.nothing_is_left(1).await;
 }

@@ -1,6 +1,7 @@
 //! A light cluster and what the steps do with it.
 
 use anyhow::{Context as _, Result, bail, ensure};
+use camino::Utf8Path;
 use imp_api::ImpVM;
 use imp_testkit::{dev::Dev, wait::wait_for};
 use kube::{
@@ -30,7 +31,12 @@ pub struct Life {
 impl World {
     /// A light cluster, with the VM `hello` running.
     pub async fn start(args: &[&str]) -> Result<Self> {
-        let dev = Dev::up(&[&["--light"], args].concat())?;
+        Self::start_with(args, None).await
+    }
+
+    /// The same with programs that die where `kill_dir` says.
+    pub async fn start_with(args: &[&str], kill_dir: Option<&Utf8Path>) -> Result<Self> {
+        let dev = Dev::up_with(&[&["--light"], args].concat(), kill_dir)?;
         let client = dev.client().await?;
         Ok(Self { dev, client })
     }

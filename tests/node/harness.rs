@@ -24,8 +24,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// How the runtime of a node is started.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
-    /// `IMP_KILL_AT`: where it dies.
-    pub(crate) kill_at: Option<String>,
+    /// The point at which the runtime dies, twice if it comes there twice.
+    pub(crate) kill_at: Option<&'static str>,
     /// Another file in the place of the host's boot id, as after a reboot.
     pub(crate) boot_id: Option<Utf8PathBuf>,
     /// Other boot files.
@@ -73,6 +73,10 @@ impl Node {
         netns.create()?;
         let dir = tempfile::tempdir()?;
         let mut node = Self { name, netns, options, dir, runtime: None };
+        fs::create_dir(node.path("kill"))?;
+        if let Some(point) = node.options.kill_at {
+            imp_killpoint::arm(node.path("kill").as_std_path(), point, 2)?;
+        }
         node.boot().await?;
         Ok(node)
     }
@@ -109,13 +113,10 @@ impl Node {
             .args(["--socket", self.socket().as_str(), "--boot-dir", boot_dir.as_str()])
             .args(["--cgroup-parent", &self.name])
             .args(&self.options.arguments)
-            .env_remove("IMP_KILL_AT")
+            .env(imp_killpoint::VARIABLE, self.path("kill"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);
-        if let Some(point) = &self.options.kill_at {
-            command.env("IMP_KILL_AT", point);
-        }
         if let Some(path) = &self.options.path {
             command.env("PATH", path);
         }

@@ -3,22 +3,22 @@
 
 use crate::harness::{Node, Options, PATIENCE, processes, shell, uid};
 use anyhow::{Context as _, Result, ensure};
+use imp_killpoint::RUNTIME;
 use imp_proto::v1 as pb;
-use imp_runtime::POINTS;
 use std::time::Instant;
 
 /// Half of the points each, so that both run at a time.
 #[tokio::test]
 async fn fr48_killed_anywhere_in_the_first_half_of_a_life() {
-    every(&POINTS[..POINTS.len() / 2]).await;
+    every(&RUNTIME[..RUNTIME.len() / 2]).await;
 }
 
 #[tokio::test]
 async fn fr48_killed_anywhere_in_the_second_half_of_a_life() {
-    every(&POINTS[POINTS.len() / 2..]).await;
+    every(&RUNTIME[RUNTIME.len() / 2..]).await;
 }
 
-async fn every(points: &[&str]) {
+async fn every(points: &[&'static str]) {
     for point in points {
         life(point).await.unwrap_or_else(|e| panic!("killed at {point}: {e:#}"));
     }
@@ -35,9 +35,6 @@ async fn insist(
         let done = step(node).await;
         if node.was_killed()? {
             *deaths += 1;
-            if *deaths == 2 {
-                node.options.kill_at = None;
-            }
             node.boot().await?;
             continue;
         }
@@ -52,8 +49,8 @@ async fn insist(
     }
 }
 
-async fn life(point: &str) -> Result<()> {
-    let options = Options { kill_at: Some(point.to_owned()), ..Default::default() };
+async fn life(point: &'static str) -> Result<()> {
+    let options = Options { kill_at: Some(point), ..Default::default() };
     let mut node = Node::start_with("point", options).await?;
     let mut deaths = 0;
     let spec =

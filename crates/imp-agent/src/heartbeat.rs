@@ -44,6 +44,7 @@ pub async fn lease(context: Arc<Context>, namespace: String) {
         let params = PatchParams::apply(names::field_manager::AGENT).force();
         let result = api.patch(&name, &params, &Patch::Apply(&body)).await;
         context.metrics.wrote("Lease", result.is_ok());
+        imp_killpoint::agent("heartbeat-written");
         if let Err(error) = result {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
@@ -142,6 +143,7 @@ async fn publish(
         let result = api.patch(&context.node, &params, &Patch::Apply(head(json!({"spec": {}})))).await;
         context.metrics.wrote("ClusterImpNodeProfile", result.is_ok());
         result?;
+        imp_killpoint::agent("profile-made");
     }
     let status = status(&before, info, connected, endpoint);
     if !is_news(&before, &status) {
@@ -150,7 +152,9 @@ async fn publish(
     let result =
         api.patch_status(&context.node, &params, &Patch::Apply(head(json!({"status": status})))).await;
     context.metrics.wrote("ClusterImpNodeProfile", result.is_ok());
-    result.map(drop)
+    result?;
+    imp_killpoint::agent("profile-written");
+    Ok(())
 }
 
 fn status(

@@ -115,6 +115,7 @@ async fn request(operator: &Operator, node: &str) -> Result<(rustls::ServerConfi
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, format!("node:{node}"));
     let chain = operator.sign(params.serialize_request(&key)?.pem()?).await?;
+    imp_killpoint::agent("certificate-got");
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(chain.as_bytes())
         .collect::<Result<_, _>>()
         .map_err(|_| TlsError::Chain)?;

@@ -78,6 +78,7 @@ impl Events {
         };
         let result = self.recorder.publish(&event, &vm.object_ref(&())).await;
         self.metrics.wrote("Event", result.is_ok());
+        imp_killpoint::agent("event-recorded");
         if let Err(error) = result {
             tracing::warn!(error = &error as &dyn std::error::Error, vm = %vm.name_any(), reason, "an event was not recorded");
         }

@@ -245,6 +245,7 @@ impl Store {
         match self.api.create(&PostParams::default(), &secret(certificate, key)).await {
             Ok(secret) => {
                 tracing::info!(namespace = self.namespace, again = known.is_some(), "made Secret imp-ca");
+                imp_killpoint::operator("ca-made");
                 Authority::of_secret(&secret, &self.namespace)
             }
             Err(kube::Error::Api(status)) if status.code == 409 => {

@@ -33,7 +33,7 @@ type Write = (PatchParams, Patch<Value>);
 /// Keeps ConfigMap `namespace`/imp-ca true, for good.
 pub async fn config_map(client: Client, namespace: String, authority: Authorities) {
     let api = Api::<ConfigMap>::namespaced(client, &namespace);
-    keep(&api, names::CA_NAME, authority, config_map_write).await;
+    keep(&api, names::CA_NAME, authority, config_map_write, "ca-published").await;
 }
 
 fn config_map_write(found: Option<&ConfigMap>, pem: &str) -> Option<Write> {
@@ -53,7 +53,7 @@ fn config_map_write(found: Option<&ConfigMap>, pem: &str) -> Option<Write> {
 /// comes with the chart.
 pub async fn api_service(client: Client, authority: Authorities) {
     let name = format!("v1alpha1.{}", names::SUBRESOURCES_GROUP);
-    keep(&Api::<APIService>::all(client), &name, authority, api_service_write).await;
+    keep(&Api::<APIService>::all(client), &name, authority, api_service_write, "api-service-told").await;
 }
 
 fn api_service_write(found: Option<&APIService>, pem: &str) -> Option<Write> {
@@ -70,12 +70,13 @@ fn api_service_write(found: Option<&APIService>, pem: &str) -> Option<Write> {
     Some((params, Patch::Merge(body)))
 }
 
-/// Makes what `wanted` says, whenever the object called `name` or the CA changes.
+/// Makes what `wanted` says, whenever the object called `name` or the CA changes; then comes `killpoint`.
 async fn keep<K>(
     api: &Api<K>,
     name: &str,
     mut authority: Authorities,
     wanted: fn(Option<&K>, &str) -> Option<Write>,
+    killpoint: &'static str,
 ) where
     K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
@@ -96,7 +97,7 @@ async fn keep<K>(
         retry = false;
         let Some((params, patch)) = wanted(object.as_ref(), current.pem()) else { continue };
         match api.patch(name, &params, &patch).await {
-            Ok(_) => {}
+            Ok(_) => imp_killpoint::operator(killpoint),
             // Deleted since it was seen.
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(error) => {

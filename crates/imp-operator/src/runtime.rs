@@ -152,6 +152,7 @@ async fn lead(
     if !election.acquire(shutdown).await {
         return Ok(());
     }
+    imp_killpoint::operator("lease-taken");
     metrics.set_leading(true);
     let mut controllers = controllers(config, client, certificates, metrics, shutdown);
     let renewing = async {

@@ -5,12 +5,12 @@ use crate::{
     driver,
     hub::Watcher,
     journal::{self, Deletion, Journal, Loaded, Record},
-    killpoint::killpoint,
     shared::Shared,
     vm::Vm,
 };
 use imp_core::request_queue::{self, Denied};
 use imp_image::ImageStore;
+use imp_killpoint::runtime as killpoint;
 use imp_proto::v1 as pb;
 use imp_vmm::{cgroup::Cgroup, process, qemu::Qemu};
 use std::{

@@ -14,6 +14,7 @@ use crate::wait::wait_for;
 use crate::{files, node};
 use anyhow::{Context as _, Result, bail, ensure};
 use camino::{Utf8Path, Utf8PathBuf};
+use imp_killpoint::VARIABLE;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::{Value, json};
@@ -54,9 +55,20 @@ impl Dev {
     /// # Errors
     /// When `IMP_XTASK` does not name the program xtask, or it fails.
     pub fn up(args: &[&str]) -> Result<Self> {
+        Self::up_with(args, None)
+    }
+
+    /// The same with programs of a light cluster that die where `kill_dir` says; it has a directory for each: `imp-operator`, `n1-imp-agent`,
+    /// `n1-imp-runtime`. See `imp_killpoint`.
+    ///
+    /// # Errors
+    /// As [`Dev::up`].
+    pub fn up_with(args: &[&str], kill_dir: Option<&Utf8Path>) -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let dev = Self::at(port);
-        let output = dev.xtask(&[&["up", "--detach"], args].concat()).output().context("run xtask")?;
+        let mut command = dev.xtask(&[&["up", "--detach"], args].concat());
+        command.env_remove(VARIABLE).envs(kill_dir.map(|dir| (VARIABLE, dir)));
+        let output = command.output().context("run xtask")?;
         let text = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "up failed: {text}");
         eprintln!("{text}");
@@ -144,10 +156,7 @@ impl Dev {
     /// A command of xtask for this cluster.
     #[must_use]
     pub fn xtask(&self, args: &[&str]) -> Command {
-        // Set by `cargo xtask test`; by hand, what cargo built last.
-        let program =
-            std::env::var("IMP_XTASK").unwrap_or_else(|_| target().join("debug/xtask").into_string());
-        let mut command = Command::new(program);
+        let mut command = Command::new(xtask_program());
         command
             .args(args)
             .current_dir(workspace())

@@ -227,6 +227,11 @@ async fn write_credentials(
     fs::rename(&new, layout.pki().join(format!("{pod}.kubeconfig"))).with_context(|| format!("rename {new}"))
 }
 
+/// Where a program finds its kill points: a directory in the one that our own environment names, if it does. Tests set it.
+fn kill_dir(name: &str) -> Option<String> {
+    Some(format!("{}/{name}", std::env::var(imp_killpoint::VARIABLE).ok()?))
+}
+
 fn log_filter() -> String {
     std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned())
 }
@@ -243,12 +248,13 @@ fn start_operator(built: &Built, cluster: &mut Cluster) -> Result<()> {
     };
     let file = layout.dir.join("operator.json");
     fs::write(&file, serde_json::to_vec_pretty(&[service])?).with_context(|| format!("write {file}"))?;
-    let environment = [
+    let mut environment = vec![
         ("KUBECONFIG", layout.pki().join("imp-controller-manager.kubeconfig").into_string()),
         ("POD_NAME", "imp-controller-manager".to_owned()),
         ("POD_NAMESPACE", NAMESPACE.to_owned()),
         ("RUST_LOG", log_filter()),
     ];
+    environment.extend(kill_dir("imp-operator").map(|dir| (imp_killpoint::VARIABLE, dir)));
     let program = cluster.config().self_program.clone();
     cluster.start_in_hub("operator", program.as_str(), &["keep", file.as_str()], &environment)
 }
@@ -287,6 +293,9 @@ fn services(built: &Built, cluster: &Cluster, index: u8, log: &str) -> Result<Ve
         let mut command =
             vec!["/usr/bin/env".to_owned(), format!("RUST_LOG={log}"), format!("NODE_NAME={name}")];
         command.extend(variables);
+        command.extend(
+            kill_dir(&format!("{name}-{program}")).map(|dir| format!("{}={dir}", imp_killpoint::VARIABLE)),
+        );
         command.push(built.programs.path(program).into_string());
         command.extend_from_slice(args);
         Service {

@@ -86,8 +86,10 @@ pub(super) async fn publish(
     if !wait.is_zero() && released != Some(true) {
         return Outcome { memory, again: Some(wait), ..Outcome::default() };
     }
+    imp_killpoint::agent("status-decided");
     match context.status.apply(vm, &desired).await {
         Ok(object) => {
+            imp_killpoint::agent("status-written");
             (memory.pending, memory.written, memory.failures) = (None, Some(Instant::now()), 0);
             tell(context, vm, &desired, &mut memory).await;
             Outcome { memory, object: Some(object), again: None }

@@ -170,8 +170,10 @@ async fn hand_over(
     memory.effective = Some(effective(vm, &references)?);
     let spec = spec::build(vm, &references)?;
     let secrets = context.secrets.of(vm).await?;
+    imp_killpoint::agent("secrets-got");
     let request = v1::PutVmRequest { spec: Some(spec), secrets };
     let response = client.put_vm(request).await.map_err(|status| PutError::Runtime(Box::new(status)))?;
+    imp_killpoint::agent("vm-put");
     Ok(response.into_inner().status)
 }
 
@@ -206,6 +208,7 @@ async fn delete(view: &mut View, vm: &ImpVM, memory: &mut Memory) -> bool {
     };
     match client.clone().delete_vm(v1::DeleteVmRequest { vm: Some(vm_ref), grace_seconds: None }).await {
         Ok(response) => {
+            imp_killpoint::agent("delete-asked");
             memory.failures = 0;
             memory.deletion = Some(*epoch);
             memory.gone = response.into_inner().gone;
@@ -260,7 +263,10 @@ async fn orphan(context: &Context, view: View) -> Outcome {
         Err(error) => Err(error.to_string()),
     };
     match result {
-        Ok(_) => memory.deletion = Some(epoch),
+        Ok(_) => {
+            imp_killpoint::agent("orphan-deleted");
+            memory.deletion = Some(epoch);
+        }
         Err(error) => {
             memory.failures += 1;
             tracing::warn!(

@@ -67,6 +67,9 @@ impl NodeApi {
 
 async fn certificate(State(state): State<Arc<NodeApi>>, headers: HeaderMap, request: String) -> Answer {
     let answer = sign(&state, &headers, &request).await;
+    if answer.is_ok() {
+        imp_killpoint::operator("certificate-signed");
+    }
     state.counted("certificate", answer)
 }
 
@@ -119,6 +122,9 @@ async fn vm(
     Query(query): Query<VmQuery>,
 ) -> Answer {
     let answer = secrets(&state, &headers, &namespace, &name, query.uid.as_deref()).await;
+    if answer.is_ok() {
+        imp_killpoint::operator("secrets-answered");
+    }
     state.counted("vm", answer)
 }
 

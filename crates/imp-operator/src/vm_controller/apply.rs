@@ -5,6 +5,7 @@ use imp_api::{
     ImpVM, ImpVMStatus,
     names::{self, annotation, field_manager},
 };
+use imp_killpoint::operator as killpoint;
 use kube::{
     Api, Client, Resource as _, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
@@ -41,6 +42,7 @@ impl Apply {
             vm.finalizers().iter().filter(|f| !legacy(f) && !ours(f)).cloned().collect();
         finalizers.push(names::VM_FINALIZER.to_owned());
         self.set_finalizers(vm, &finalizers).await?;
+        killpoint("finalizer-added");
         Ok(true)
     }
 
@@ -51,7 +53,9 @@ impl Apply {
         if finalizers.len() == vm.finalizers().len() {
             return Ok(());
         }
-        self.set_finalizers(vm, &finalizers).await
+        self.set_finalizers(vm, &finalizers).await?;
+        killpoint("finalizer-removed");
+        Ok(())
     }
 
     async fn set_finalizers(&self, vm: &ImpVM, finalizers: &[String]) -> kube::Result<()> {
@@ -69,7 +73,9 @@ impl Apply {
         let patch = json!({"metadata": {"uid": vm.uid(), "annotations": {annotation::RESET_RETRIES: null}}});
         let params =
             PatchParams { field_manager: Some(field_manager::OPERATOR.to_owned()), ..Default::default() };
-        self.api(vm).patch(&vm.name_any(), &params, &Patch::Merge(patch)).await.map(drop)
+        self.api(vm).patch(&vm.name_any(), &params, &Patch::Merge(patch)).await?;
+        killpoint("reset-taken");
+        Ok(())
     }
 
     /// Applies the operator's part of the status, if it differs from what the object says. The version of the object goes
@@ -78,6 +84,7 @@ impl Apply {
         if build::own(vm.status.as_ref()) == status {
             return Ok(false);
         }
+        killpoint("status-decided");
         let body = json!({
             "apiVersion": ImpVM::api_version(&()),
             "kind": ImpVM::kind(&()),
@@ -86,13 +93,16 @@ impl Apply {
         });
         let params = PatchParams::apply(field_manager::OPERATOR).force();
         self.api(vm).patch_status(&vm.name_any(), &params, &Patch::Apply(body)).await?;
+        killpoint("status-written");
         Ok(true)
     }
 
     pub(super) async fn delete(&self, vm: &ImpVM) -> kube::Result<()> {
         let preconditions = Preconditions { uid: vm.uid(), resource_version: None };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        self.api(vm).delete(&vm.name_any(), &params).await.map(drop)
+        self.api(vm).delete(&vm.name_any(), &params).await?;
+        killpoint("expired-deleted");
+        Ok(())
     }
 
     /// Records an event. One that cannot be written is logged: the status says the same.
@@ -113,5 +123,6 @@ impl Apply {
                 "an event was not recorded"
             );
         }
+        killpoint("event-recorded");
     }
 }

@@ -1,8 +1,9 @@
 //! The other way: free what an attempt used, and at last everything of the VM. Each step may be repeated.
 
 use super::failure::Fault;
-use crate::{killpoint::killpoint, vm::Vm};
+use crate::vm::Vm;
 use camino::Utf8Path;
+use imp_killpoint::runtime as killpoint;
 use imp_proto::v1::FailureReason;
 use imp_vmm::cgroup::Cgroup;
 use std::io;

@@ -3,11 +3,11 @@
 use super::{Outcome, failure::Fault, probes};
 use crate::{
     journal::Progress,
-    killpoint::killpoint,
     vm::{Guest, Secrets, Vm, now},
 };
 use hyper_util::rt::TokioIo;
 use imp_image::{RootDisk, WorkloadOverrides, runtime_config};
+use imp_killpoint::runtime as killpoint;
 use imp_proto::{
     channel::{NONCE_LEN, client_hello},
     v1::{self as pb, FailureReason, guest_client::GuestClient},

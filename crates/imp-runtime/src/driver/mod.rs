@@ -10,11 +10,11 @@ mod session;
 
 use crate::{
     journal::Progress,
-    killpoint::killpoint,
     vm::{Vm, now},
 };
 use failure::Fault;
 use imp_core::request_queue::Action;
+use imp_killpoint::runtime as killpoint;
 use imp_proto::v1 as pb;
 use std::{sync::Arc, time::Duration};
 use tracing::Instrument as _;

@@ -6,11 +6,11 @@ use super::{
 };
 use crate::{
     journal::Progress,
-    killpoint::killpoint,
     vm::{Vm, now},
 };
 use camino::Utf8Path;
 use imp_image::{EnsureRequest, ImageSource, PullPolicy, RootDisk, host_architecture};
+use imp_killpoint::runtime as killpoint;
 use imp_net::{Attachment, PortForward};
 use imp_proto::v1::{self as pb, FailureReason};
 use imp_vmm::{

@@ -3,10 +3,10 @@
 use super::{Outcome, failure::Fault, guest, prepare};
 use crate::{
     journal::Progress,
-    killpoint::killpoint,
     vm::{Vm, now},
 };
 use imp_image::RootDisk;
+use imp_killpoint::runtime as killpoint;
 use imp_proto::v1::{self as pb, FailureReason};
 use imp_vmm::{Instance, LAUNCH_MARKER, ProcessRecord, VmmExit, cgroup::Cgroup, console_log};
 use std::{sync::Arc, time::Duration};
