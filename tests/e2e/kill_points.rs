@@ -17,7 +17,7 @@ use std::{cell::RefCell, collections::BTreeSet, fs};
 const PROGRAMS: [(&str, &[&str]); 2] = [("imp-operator", OPERATOR), ("n1-imp-agent", AGENT)];
 const OPERATOR_START: [&str; 5] =
     ["ca-made", "lease-taken", "ca-published", "api-service-told", "certificate-signed"];
-const AGENT_START: [&str; 3] = ["certificate-got", "heartbeat-written", "profile-written"];
+const AGENT_START: [&str; 2] = ["certificate-got", "heartbeat-written"];
 /// A VM's life comes to these, pair by pair.
 const LIFE: [(&str, &str); 6] = [
     ("finalizer-added", "secrets-got"),
@@ -37,8 +37,7 @@ pub struct Kills {
 
 impl Kills {
     pub fn new() -> Result<Self> {
-        // Nodes see this directory under the same name.
-        let dir = tempfile::tempdir_in("/var/tmp")?;
+        let dir = tempfile::tempdir()?;
         for (program, _) in PROGRAMS {
             fs::create_dir(dir.path().join(program))?;
         }
@@ -203,9 +202,14 @@ impl Kills {
     /// A profile that somebody deletes is made again.
     pub async fn profile(&self, world: &World) {
         let profiles = Api::<ClusterImpNodeProfile>::all(world.client.clone());
-        self.agent("profile-made", 2);
+        let points = ["profile-made", "profile-written"];
+        for point in points {
+            self.agent(point, 2);
+        }
         profiles.delete("n1", &DeleteParams::default()).await.unwrap();
-        self.died(1, "profile-made", 2).await;
+        for point in points {
+            self.died(1, point, 2).await;
+        }
         wait_for(PATIENCE, "the profile to be whole", async || {
             let profile = profiles.get("n1").await.map_err(|e| e.to_string())?;
             let ready = profile.status.is_some_and(|s| s.conditions.iter().any(|c| c.status == "True"));

@@ -17,6 +17,9 @@ pub enum ImageError {
         #[source]
         source: Arc<io::Error>,
     },
+    /// What an administrator wrote about registries makes no sense.
+    #[error("the configuration of registries cannot be used: {0}")]
+    Configuration(String),
     /// The text names no image.
     #[error("image reference \"{input}\": {problem}")]
     InvalidReference {
@@ -89,6 +92,17 @@ impl ImageError {
             self,
             Self::Unauthorized { .. } | Self::NotFound { .. } | Self::Failed { .. } | Self::Cancelled { .. }
         )
+    }
+
+    /// Adds what was tried before somebody else was asked.
+    pub(crate) fn after(mut self, earlier: &[String]) -> Self {
+        if let Self::NotFound { detail, .. } | Self::Unauthorized { detail, .. } | Self::Failed { detail, .. } =
+            &mut self
+            && !earlier.is_empty()
+        {
+            *detail = format!("{detail}; before that, {}", earlier.join("; "));
+        }
+        self
     }
 
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {

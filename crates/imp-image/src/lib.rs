@@ -21,7 +21,7 @@ pub use config::{RuntimeConfig, WorkloadOverrides, runtime_config};
 pub use error::{ImageError, InvalidImage};
 pub use limits::Limits;
 pub use oci_spec::image::ImageConfiguration;
-pub use registry::RegistryOptions;
+pub use registry::{RegistryHost, RegistryOptions};
 pub use source::ImageSource;
 pub use store::{
     Collected, EnsureRequest, ImageStore, Progress, PullPolicy, RootDisk, StoreOptions, StoredImage,

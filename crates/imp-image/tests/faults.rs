@@ -129,6 +129,31 @@ async fn fr15_tokens_are_fetched_and_renewed_when_they_run_out() {
 }
 
 #[tokio::test]
+async fn who_is_told_to_come_later_comes_later() {
+    let start = std::time::Instant::now();
+    let fake = works(10_000, Faults { too_many: 2, ..Faults::default() }).await;
+    // Configuration and layer; each refusal costs the second that was asked for, where our own first pause is a quarter of it.
+    assert_eq!(fake.count("blobs"), 4, "{:?}", fake.log());
+    assert!(start.elapsed() >= std::time::Duration::from_secs(2));
+}
+
+#[tokio::test]
+async fn credentials_do_not_follow_a_redirect_to_another_host() {
+    let storage = Fake::start(100_000, Faults::default()).await;
+    let faults =
+        Faults { token_uses: Some(99), redirect: Some(storage.address().to_owned()), ..Faults::default() };
+    let fake = Fake::start(100_000, faults).await;
+    let entry = serde_json::json!({"username": "user", "password": "password"});
+    let secret = serde_json::json!({"auths": {fake.address(): entry}}).to_string().into_bytes();
+    let wanted = EnsureRequest { docker_config_json: vec![secret], ..request(&fake.reference()) };
+    let dir = Dir::new();
+    let store = ImageStore::open(&dir.join("store")).unwrap();
+    ensure(&store, &wanted).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    assert!(storage.count("blobs") >= 2 && fake.authorized().iter().any(|path| path.contains("blobs")));
+    assert_eq!(storage.authorized(), [""; 0]);
+}
+
+#[tokio::test]
 async fn two_who_ask_at_once_fetch_once() {
     let fake = Fake::start(100_000, Faults { stall: true, ..Faults::default() }).await;
     let dir = Dir::new();

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use camino::{Utf8Path, Utf8PathBuf};
 use clap::Parser;
-use imp_image::{RegistryOptions, StoreOptions};
+use imp_image::{RegistryHost, RegistryOptions, StoreOptions};
 use imp_runtime::{Config, Engine, http, server};
 use std::{net::SocketAddr, process::ExitCode};
 use tokio::signal::unix::{SignalKind, signal};
@@ -30,6 +30,9 @@ struct Args {
     /// Directory with vmlinux and initramfs.cpio
     #[arg(long, env = "IMP_BOOT_DIR", default_value = "/usr/lib/imp/boot")]
     boot_dir: Utf8PathBuf,
+    /// File that says how registries are reached: mirrors, authorities (docs/registries.md); not there: nothing particular
+    #[arg(long, default_value = RegistryHost::DEFAULT_FILE)]
+    registries: Utf8PathBuf,
     /// Registries (HOST or HOST:PORT) that speak plain HTTP
     #[arg(long)]
     insecure_registry: Vec<String>,
@@ -60,9 +63,13 @@ fn main() -> ExitCode {
 
 fn start(mut args: Args) -> anyhow::Result<()> {
     telemetry();
+    // Of the container's file system, not the host's.
+    let hosts = RegistryHost::read_if_there(&args.registries)?;
+    let registry =
+        RegistryOptions { plain_http_hosts: args.insecure_registry.clone(), hosts, ..Default::default() };
     args.boot_dir = host::enter(&args.boot_dir, &args.state_dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(run(args));
+    let result = runtime.block_on(run(args, registry));
     // Whatever is under way goes on after the next start.
     runtime.shutdown_background();
     result
@@ -79,17 +86,14 @@ fn telemetry() {
     }
 }
 
-async fn run(args: Args) -> anyhow::Result<()> {
+async fn run(args: Args, registry: RegistryOptions) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let mut config = Config::new(args.state_dir, args.run_dir, Utf8Path::new(&args.boot_dir));
     config.cgroup_parent = args.cgroup_parent;
     config.hello_deadline = std::time::Duration::from_secs(args.hello_seconds);
-    config.images = StoreOptions {
-        registry: RegistryOptions { plain_http_hosts: args.insecure_registry, ..Default::default() },
-        ..Default::default()
-    };
+    config.images = StoreOptions { registry, ..Default::default() };
     let socket = server::Socket { path: args.socket, users: args.user };
     let listener = server::listen(&socket)?;
     let engine = Engine::start(config).await?;

@@ -271,10 +271,11 @@ fn start_nodes(built: &Built, cluster: &mut Cluster) -> Result<()> {
 /// Directories that a node must see even where they are on another file system than `/`.
 fn shared(built: &Built) -> Vec<Utf8PathBuf> {
     let programs = built.programs.path("imp-runtime");
-    [Some(programs.as_path()), Some(built.boot.kernel.as_path()), Some(built.boot.initrd.as_path())]
-        .into_iter()
-        .filter_map(|p| p?.parent().map(ToOwned::to_owned))
-        .collect()
+    let files =
+        [Some(programs.as_path()), Some(built.boot.kernel.as_path()), Some(built.boot.initrd.as_path())];
+    let directories = files.into_iter().filter_map(|p| p?.parent().map(ToOwned::to_owned));
+    // What a program takes off there must be seen from outside.
+    directories.chain(std::env::var(imp_killpoint::VARIABLE).ok().map(Utf8PathBuf::from)).collect()
 }
 
 fn services(built: &Built, cluster: &Cluster, index: u8, log: &str) -> Result<Vec<Service>> {

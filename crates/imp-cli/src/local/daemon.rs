@@ -7,6 +7,7 @@ use super::{
 };
 use anyhow::Context as _;
 use camino::Utf8PathBuf;
+use imp_image::RegistryHost;
 use imp_runtime::{Config, Engine, server};
 use std::{io::Write as _, time::Duration};
 use tokio::signal::unix::{SignalKind, signal};
@@ -38,6 +39,7 @@ async fn serve(paths: &Paths, boot_dir: &Utf8PathBuf, quiet: Duration) -> anyhow
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut config = Config::new(paths.state_dir.clone(), paths.run_dir.clone(), boot_dir);
     config.cgroup_parent = CGROUP.to_owned();
+    config.images.registry.hosts = RegistryHost::read_if_there(RegistryHost::DEFAULT_FILE.into())?;
     // Users of local VMs are others than a node's.
     config.first_user += 1 << 16;
     let socket = server::Socket { path: paths.run_dir.join("runtime.sock"), users: Vec::new() };

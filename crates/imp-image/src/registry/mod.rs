@@ -5,6 +5,9 @@
 
 mod challenge;
 pub(crate) mod credentials;
+mod hosts;
+
+pub use hosts::{RegistryHost, RegistryOptions};
 
 use crate::digest::Digest;
 use crate::error::{ImageError, InvalidImage};
@@ -15,8 +18,9 @@ use challenge::Challenge;
 use credentials::Credentials;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
+use hosts::Hosts;
 use oci_spec::distribution::Reference;
-use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderValue, RANGE, WWW_AUTHENTICATE};
+use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderValue, RANGE, RETRY_AFTER, WWW_AUTHENTICATE};
 use reqwest::{Client, Response, StatusCode, Url};
 use serde::Deserialize;
 use std::sync::Arc;
@@ -27,80 +31,69 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Without a byte for this long a connection is given up (and resumed).
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_REDIRECTS: usize = 10;
+/// A registry that asks for more is not waited for: the next try is its caller's.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// Bytes of a token server's answer.
 const MAX_TOKEN_ANSWER: u64 = 1 << 20;
 /// Bytes of an error's text that are shown.
 const MAX_ERROR_TEXT: usize = 300;
 
-/// How registries are reached.
-#[derive(Clone, Debug, Default)]
-pub struct RegistryOptions {
-    /// `HOST` or `HOST:PORT` of registries that speak plain HTTP. Loopback addresses and `localhost` always may, as for Docker.
-    pub plain_http_hosts: Vec<String>,
-    /// PEM certificates to trust beside the system's.
-    pub extra_ca_pem: Vec<Vec<u8>>,
-}
-
 /// What is common to all pulls.
 #[derive(Clone, Debug)]
 pub(crate) struct RegistryClient {
-    client: Client,
-    plain_http_hosts: Arc<[String]>,
+    hosts: Arc<Hosts>,
 }
 
 impl RegistryClient {
     pub(crate) fn new(options: &RegistryOptions) -> Result<Self, ImageError> {
-        let failed = |detail: String| ImageError::Failed { image: "(any)".into(), detail };
         // The programs choose a provider first thing; tests and tools may not have.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
-        let mut certificates = Vec::new();
-        for pem in &options.extra_ca_pem {
-            let bundle = reqwest::Certificate::from_pem_bundle(pem).map_err(|error| {
-                failed(format!("a configured CA certificate cannot be read: {}", chain(&error)))
-            })?;
-            certificates.extend(bundle);
-        }
-        let client = Client::builder()
-            .user_agent(concat!("imp/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(READ_TIMEOUT)
-            .redirect(reqwest::redirect::Policy::custom(redirect))
-            .tls_certs_merge(certificates)
-            .build()
-            .map_err(|error| failed(format!("cannot set up HTTPS: {}", chain(&error))))?;
-        Ok(Self { client, plain_http_hosts: options.plain_http_hosts.clone().into() })
+        Ok(Self { hosts: Arc::new(Hosts::new(options)?) })
     }
 
-    /// A repository with the credentials to try on it.
-    pub(crate) fn repository(&self, reference: &Reference, documents: &[Vec<u8>]) -> Repository {
-        let host = match reference.registry() {
-            "docker.io" => "registry-1.docker.io",
-            other => other,
+    /// Where an image may be had, with the credentials to try there: the registry's mirrors, then the registry.
+    pub(crate) fn repositories(&self, reference: &Reference, documents: &[Vec<u8>]) -> Vec<Repository> {
+        let endpoints = self.hosts.endpoints(reference.registry());
+        endpoints.into_iter().map(|mirror| self.repository(reference, mirror, documents)).collect()
+    }
+
+    fn repository(
+        &self,
+        reference: &Reference,
+        mirror: Option<(String, String)>,
+        documents: &[Vec<u8>],
+    ) -> Repository {
+        let registry = reference.registry();
+        // Pull-through caches learn by `ns` which registry is meant, as from containerd.
+        let namespace = mirror.is_some().then(|| registry.to_owned());
+        let (named, host, repository) = match mirror {
+            Some((host, prefix)) => {
+                let slash = if prefix.is_empty() { "" } else { "/" };
+                (host.clone(), host, format!("{prefix}{slash}{}", reference.repository()))
+            }
+            None => {
+                let host = if registry == "docker.io" { "registry-1.docker.io" } else { registry };
+                (registry.to_owned(), host.to_owned(), reference.repository().to_owned())
+            }
         };
-        let mut credentials =
-            credentials::for_repository(documents, reference.registry(), reference.repository());
+        let mut credentials = credentials::for_repository(documents, &named, &repository);
         if credentials.is_empty() {
             credentials.push(Credentials::Anonymous);
         }
-        let scheme = if self.plain_http(host) { "http" } else { "https" };
+        let scheme = if self.hosts.plain_http(&host) { "http" } else { "https" };
         Repository {
             registry: self.clone(),
-            base: format!("{scheme}://{host}/v2/{}", reference.repository()),
-            name: format!("{}/{}", reference.registry(), reference.repository()),
-            repository: reference.repository().to_owned(),
-            host: host.to_owned(),
+            client: self.hosts.client(if namespace.is_some() { &host } else { registry }).clone(),
+            base: format!("{scheme}://{host}/v2/{repository}"),
+            name: format!("{named}/{repository}"),
+            namespace,
+            repository,
+            host,
             credentials,
             session: Arc::new(Mutex::new(Session { index: 0, authorization: None, proven: false })),
         }
-    }
-
-    fn plain_http(&self, host: &str) -> bool {
-        let name = host.rsplit_once(':').map_or(host, |(name, _)| name).trim_matches(['[', ']']);
-        let loopback =
-            name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
-        loopback || self.plain_http_hosts.iter().any(|allowed| allowed == host || allowed == name)
     }
 }
 
@@ -130,9 +123,12 @@ struct Session {
 #[derive(Clone, Debug)]
 pub(crate) struct Repository {
     registry: RegistryClient,
+    client: Client,
     base: String,
     /// As people write it.
     name: String,
+    /// A mirror's word for the registry that it mirrors.
+    namespace: Option<String>,
     repository: String,
     host: String,
     credentials: Vec<Credentials>,
@@ -145,7 +141,33 @@ pub(crate) enum FetchError {
     /// Final.
     Image(ImageError),
     /// May work the next time.
-    Passing(String),
+    Passing(Passing),
+}
+
+/// Trouble that may be over soon.
+#[derive(Debug)]
+pub(crate) struct Passing {
+    pub(crate) problem: String,
+    /// How long the registry asks us to stay away (Retry-After, RFC 9110 10.2.3).
+    pub(crate) retry_after: Option<Duration>,
+}
+
+impl Passing {
+    /// How long to wait before the next try when `pause` is due; none if the registry wants to be left alone for longer than anybody
+    /// should wait here.
+    pub(crate) fn pause(&self, pause: Duration) -> Option<Duration> {
+        match self.retry_after {
+            Some(asked) if asked > MAX_RETRY_AFTER => None,
+            Some(asked) => Some(asked.max(pause)),
+            None => Some(pause),
+        }
+    }
+}
+
+impl FetchError {
+    pub(crate) fn passing(problem: impl Into<String>) -> Self {
+        Self::Passing(Passing { problem: problem.into(), retry_after: None })
+    }
 }
 
 impl From<ImageError> for FetchError {
@@ -158,7 +180,7 @@ impl FetchError {
     pub(crate) fn into_image(self, image: &str) -> ImageError {
         match self {
             Self::Image(error) => error,
-            Self::Passing(detail) => ImageError::Failed { image: image.to_owned(), detail },
+            Self::Passing(passing) => ImageError::Failed { image: image.to_owned(), detail: passing.problem },
         }
     }
 }
@@ -243,10 +265,13 @@ impl Repository {
         manifest: bool,
         authorization: Option<HeaderValue>,
     ) -> Result<Response, FetchError> {
-        let mut request = self.registry.client.get(url);
+        let mut request = self.client.get(url);
         if manifest {
             request =
                 request.header(ACCEPT, [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST].join(", "));
+        }
+        if let Some(namespace) = &self.namespace {
+            request = request.query(&[("ns", namespace)]);
         }
         if let Some(offset) = offset {
             request = request.header(RANGE, format!("bytes={offset}-"));
@@ -254,7 +279,7 @@ impl Repository {
         if let Some(authorization) = authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
-        request.send().await.map_err(|error| FetchError::Passing(format!("GET {url}: {}", chain(&error))))
+        request.send().await.map_err(|error| FetchError::passing(format!("GET {url}: {}", chain(&error))))
     }
 
     async fn check(&self, url: &str, response: Response) -> Result<Response, FetchError> {
@@ -262,11 +287,16 @@ impl Repository {
         if status.is_success() {
             return Ok(response);
         }
-        let detail = format!("GET {url}: {status}{}", error_text(response).await);
+        let retry_after = retry_after(&response);
+        let mut detail = format!("GET {url}: {status}{}", error_text(response).await);
+        if let Some(asked) = retry_after {
+            detail = format!("{detail} (it asks to be left alone for {} s)", asked.as_secs());
+        }
+        let passing = Err(FetchError::Passing(Passing { problem: detail.clone(), retry_after }));
         match status {
             StatusCode::NOT_FOUND => Err(ImageError::NotFound { image: self.name.clone(), detail }.into()),
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Err(FetchError::Passing(detail)),
-            _ if status.is_server_error() => Err(FetchError::Passing(detail)),
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => passing,
+            _ if status.is_server_error() => passing,
             _ => Err(ImageError::Failed { image: self.name.clone(), detail }.into()),
         }
     }
@@ -340,13 +370,15 @@ impl Repository {
         let realm_host = url
             .host_str()
             .map(|host| url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")));
+        let hosts = &self.registry.hosts;
         let plain_allowed =
-            self.base.starts_with("http:") && realm_host.is_some_and(|host| self.registry.plain_http(&host));
+            self.base.starts_with("http:") && realm_host.as_ref().is_some_and(|host| hosts.plain_http(host));
         if url.scheme() != "https" && !plain_allowed {
             return Err(refuse(format!(
                 "its token server {realm} does not use HTTPS; credentials are not sent there"
             )));
         }
+        let client = realm_host.as_ref().map_or(&self.client, |host| hosts.client(host));
         let mut query: Vec<(&str, &str)> = vec![("scope", &scope)];
         query.extend(service.map(|service| ("service", service)));
         let request = if let Credentials::Identity { token } = credentials {
@@ -354,14 +386,13 @@ impl Repository {
             let body = Url::parse_with_params("http://form.invalid/", &query)
                 .ok()
                 .and_then(|u| u.query().map(str::to_owned));
-            self.registry
-                .client
+            client
                 .post(url.clone())
                 .header(reqwest::header::CONTENT_TYPE, "application/x-www-form-urlencoded")
                 .body(body.unwrap_or_default())
         } else {
             url.query_pairs_mut().extend_pairs(&query);
-            let mut request = self.registry.client.get(url.clone());
+            let mut request = client.get(url.clone());
             if let Credentials::Basic { user, password } = credentials
                 && let Some(value) = basic(user, password)
             {
@@ -370,14 +401,13 @@ impl Repository {
             request
         };
         let passing =
-            |error: &reqwest::Error| FetchError::Passing(format!("token server {realm}: {}", chain(error)));
+            |error: &reqwest::Error| FetchError::passing(format!("token server {realm}: {}", chain(error)));
         let response = request.send().await.map_err(|error| passing(&error.without_url()))?;
         let status = response.status();
         if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
-            return Err(FetchError::Passing(format!(
-                "token server {realm}: {status}{}",
-                error_text(response).await
-            )));
+            let retry_after = retry_after(&response);
+            let problem = format!("token server {realm}: {status}{}", error_text(response).await);
+            return Err(FetchError::Passing(Passing { problem, retry_after }));
         }
         if !status.is_success() {
             return Err(refuse(format!(
@@ -390,7 +420,7 @@ impl Repository {
                 refuse(format!("its token server {realm} answers more than {MAX_TOKEN_ANSWER} bytes"))
             }
             BodyProblem::Transport(problem) => {
-                FetchError::Passing(format!("token server {realm}: {problem}"))
+                FetchError::passing(format!("token server {realm}: {problem}"))
             }
         })?;
         let answer: TokenAnswer = serde_json::from_slice(&body)
@@ -419,7 +449,7 @@ impl Repository {
                 let source = InvalidImage::Limit { at: "manifest".into(), limit, what: "bytes" };
                 ImageError::invalid(&self.name, source).into()
             }
-            BodyProblem::Transport(problem) => FetchError::Passing(format!("GET {url}: {problem}")),
+            BodyProblem::Transport(problem) => FetchError::passing(format!("GET {url}: {problem}")),
         }
     }
 }
@@ -486,6 +516,17 @@ async fn error_text(response: Response) -> String {
     let words: Vec<String> = errors.into_iter().map(|e| format!("{} {}", e.code, e.message)).collect();
     let text: String = words.join("; ").chars().filter(|c| !c.is_control()).take(MAX_ERROR_TEXT).collect();
     if text.is_empty() { text } else { format!(": {text}") }
+}
+
+/// How long a registry asks us to stay away: seconds, or a date (RFC 9110 10.2.3).
+fn retry_after(response: &Response) -> Option<Duration> {
+    let text = response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let at = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
+    let left = at.duration_since(jiff::Timestamp::now());
+    Some(Duration::try_from(left).unwrap_or_default())
 }
 
 /// Where a partial answer begins.

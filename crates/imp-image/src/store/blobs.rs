@@ -15,7 +15,7 @@ use tempfile::NamedTempFile;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-/// Tries that bring nothing, one after another, before we give up.
+/// Tries that bring nothing, one after another, at the last of those who may have a blob.
 const MAX_BARREN_TRIES: u32 = 5;
 /// Tries in all, for a registry that sends a little each time.
 const MAX_TRIES: u32 = 100;
@@ -27,6 +27,11 @@ const QUEUE: usize = 16;
 /// Adds to the pull's figures.
 pub(super) fn advance(progress: &watch::Sender<Progress>, bytes: u64) {
     progress.send_modify(|progress| progress.pulled_bytes += bytes);
+}
+
+/// Takes back what a download that came to nothing added.
+fn retract(progress: &watch::Sender<Progress>, bytes: u64) {
+    progress.send_modify(|progress| progress.pulled_bytes = progress.pulled_bytes.saturating_sub(bytes));
 }
 
 /// Takes bytes on a thread of its own, where hashing and writing block nobody.
@@ -67,14 +72,42 @@ impl Inner {
         self: Arc<Self>,
         image: String,
         what: String,
-        repository: Repository,
+        places: &[Repository],
         blob: Blob,
         progress: watch::Sender<Progress>,
     ) -> Result<(), ImageError> {
+        let mut earlier = Vec::new();
+        for (index, repository) in places.iter().enumerate() {
+            let last = index + 1 == places.len();
+            let tries = if last { MAX_BARREN_TRIES } else { 1 };
+            let download = Download { image: &image, what: &what, repository, blob: &blob, tries };
+            match Arc::clone(&self).fetch_from(download, &progress).await {
+                Ok(()) => return Ok(()),
+                // Our own disk: nobody else makes it larger.
+                Err(error @ ImageError::Io { .. }) => return Err(error),
+                Err(error) if last => return Err(error.after(&earlier)),
+                Err(error) => {
+                    tracing::info!(
+                        image,
+                        error = &error as &dyn std::error::Error,
+                        "a mirror failed; asking the next"
+                    );
+                    earlier.push(error.to_string());
+                }
+            }
+        }
+        Err(ImageError::NotFound { image, detail: "there is nobody to ask".to_owned() })
+    }
+
+    async fn fetch_from(
+        self: Arc<Self>,
+        download: Download<'_>,
+        progress: &watch::Sender<Progress>,
+    ) -> Result<(), ImageError> {
+        let Download { image, what, blob, .. } = download;
         let path = self.files.blob(&blob.digest);
         let sink = Sink::new(self.files.temporary()?);
-        let download = Download { image: &image, what: &what, repository: &repository, blob: &blob };
-        let complete = download.run(&sink, &progress).await;
+        let complete = download.run(&sink, progress).await;
         // A full disk ends the download too, and is the better reason.
         let stored =
             sink.finish().await.map_err(ImageError::io(format!("cannot store {what} of {image} in {path}")));
@@ -140,6 +173,8 @@ struct Download<'d> {
     what: &'d str,
     repository: &'d Repository,
     blob: &'d Blob,
+    /// Tries that bring nothing, one after another, before we give up.
+    tries: u32,
 }
 
 impl Download<'_> {
@@ -148,10 +183,13 @@ impl Download<'_> {
         let mut pause = FIRST_PAUSE;
         loop {
             let before = offset;
-            let problem = match self.once(sink, progress, &mut offset).await {
+            let passing = match self.once(sink, progress, &mut offset).await {
                 Ok(()) => return Ok(()),
-                Err(FetchError::Image(error)) => return Err(error),
-                Err(FetchError::Passing(problem)) => problem,
+                Err(FetchError::Image(error)) => {
+                    retract(progress, offset);
+                    return Err(error);
+                }
+                Err(FetchError::Passing(passing)) => passing,
             };
             tries += 1;
             if offset > before {
@@ -159,13 +197,16 @@ impl Download<'_> {
             } else {
                 barren += 1;
             }
-            if barren >= MAX_BARREN_TRIES || tries >= MAX_TRIES {
+            let wait = passing.pause(pause).filter(|_| barren < self.tries && tries < MAX_TRIES);
+            let problem = passing.problem;
+            let Some(wait) = wait else {
                 let detail =
                     format!("{} broke off after {offset} of {} bytes: {problem}", self.what, self.blob.size);
+                retract(progress, offset);
                 return Err(ImageError::Failed { image: self.image.to_owned(), detail });
-            }
+            };
             tracing::info!(image = self.image, blob = %self.blob.digest, offset, problem, "resuming a download");
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(wait).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
@@ -183,12 +224,12 @@ impl Download<'_> {
         let (start, mut stream) = self.repository.blob(self.blob, *offset).await?;
         // A registry without ranges begins at the beginning; what we have is passed over.
         let mut skip = offset.checked_sub(start).ok_or_else(|| {
-            FetchError::Passing(format!(
+            FetchError::passing(format!(
                 "the registry answers from byte {start} where {offset} was asked for"
             ))
         })?;
         while let Some(chunk) = stream.next().await {
-            let mut chunk = chunk.map_err(FetchError::Passing)?;
+            let mut chunk = chunk.map_err(FetchError::passing)?;
             let passed = usize::try_from(skip).unwrap_or(usize::MAX).min(chunk.len());
             skip -= passed as u64;
             let chunk = chunk.split_off(passed);
@@ -214,6 +255,6 @@ impl Download<'_> {
         if *offset == self.blob.size {
             return Ok(());
         }
-        Err(FetchError::Passing(format!("the registry sent {offset} bytes of {} and ended", self.blob.size)))
+        Err(FetchError::passing(format!("the registry sent {offset} bytes of {} and ended", self.blob.size)))
     }
 }

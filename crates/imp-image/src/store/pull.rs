@@ -27,7 +27,8 @@ const MANIFEST_PAUSE: Duration = Duration::from_millis(250);
 /// Where an image's parts come from.
 #[derive(Clone, Debug)]
 enum Origin {
-    Registry(Repository),
+    /// The first is asked first, each next one when those before have failed.
+    Registry(Arc<[Repository]>),
     Local(Arc<LocalImage>),
 }
 
@@ -106,18 +107,48 @@ impl Inner {
         let reference: Reference = text.parse().map_err(|error: oci_spec::distribution::ParseError| {
             ImageError::InvalidReference { input: text.clone(), problem: error.to_string() }
         })?;
-        let repository = self.registry.repository(&reference, &request.docker_config_json);
+        let mut places = self.registry.repositories(&reference, &request.docker_config_json);
         // A digest decides; a tag beside it is for people.
         let wanted = reference.digest().or_else(|| reference.tag()).unwrap_or("latest");
-        let start = self.registry_manifest(&repository, &image, wanted).await?;
-        Ok((Origin::Registry(repository), start))
+        let (start, served) = self.registry_manifest(&places, &image, wanted).await?;
+        // Who has the manifest most likely has the rest.
+        places[..=served].rotate_right(1);
+        Ok((Origin::Registry(places.into()), start))
     }
 
+    /// A manifest, and which of the places had it.
     async fn registry_manifest(
+        &self,
+        places: &[Repository],
+        image: &str,
+        wanted: &str,
+    ) -> Result<(Bytes, usize), ImageError> {
+        let mut earlier = Vec::new();
+        for (index, repository) in places.iter().enumerate() {
+            let last = index + 1 == places.len();
+            let tries = if last { MANIFEST_TRIES } else { 1 };
+            match self.manifest_of(repository, image, wanted, tries).await {
+                Ok(bytes) => return Ok((bytes, index)),
+                Err(error) if last => return Err(error.after(&earlier)),
+                Err(error) => {
+                    tracing::info!(
+                        image,
+                        error = &error as &dyn std::error::Error,
+                        "a mirror failed; asking the next"
+                    );
+                    earlier.push(error.to_string());
+                }
+            }
+        }
+        Err(ImageError::NotFound { image: image.to_owned(), detail: "there is nobody to ask".to_owned() })
+    }
+
+    async fn manifest_of(
         &self,
         repository: &Repository,
         image: &str,
         wanted: &str,
+        max_tries: u32,
     ) -> Result<Bytes, ImageError> {
         let mut pause = MANIFEST_PAUSE;
         let mut tries = 0;
@@ -125,11 +156,15 @@ impl Inner {
             tries += 1;
             match repository.manifest(wanted, &self.limits).await {
                 Ok((bytes, _)) => return Ok(bytes),
-                Err(FetchError::Passing(problem)) if tries < MANIFEST_TRIES => {
-                    tracing::info!(image, problem, "asking for a manifest again");
-                    tokio::time::sleep(pause).await;
-                    pause *= 2;
-                }
+                Err(FetchError::Passing(passing)) => match passing.pause(pause).filter(|_| tries < max_tries)
+                {
+                    Some(wait) => {
+                        tracing::info!(image, problem = passing.problem, "asking for a manifest again");
+                        tokio::time::sleep(wait).await;
+                        pause *= 2;
+                    }
+                    None => return Err(FetchError::Passing(passing).into_image(image)),
+                },
                 Err(error) => return Err(error.into_image(image)),
             }
         }
@@ -194,8 +229,9 @@ impl Inner {
     ) -> Result<Bytes, ImageError> {
         let blob = descriptor.blob("index").map_err(|source| ImageError::invalid(image, source))?;
         match origin {
-            Origin::Registry(repository) => {
-                self.registry_manifest(repository, image, &blob.digest.to_string()).await
+            Origin::Registry(places) => {
+                let (bytes, _) = self.registry_manifest(places, image, &blob.digest.to_string()).await?;
+                Ok(bytes)
             }
             Origin::Local(local) => {
                 let (inner, local, image) = (Arc::clone(self), Arc::clone(local), image.to_owned());
@@ -300,9 +336,7 @@ impl Inner {
             let (unused, _) = watch::channel(Progress::default());
             let begin = |_| async move {
                 match origin {
-                    Origin::Registry(repository) => {
-                        inner.fetch_blob(image, what, repository, blob, own).await
-                    }
+                    Origin::Registry(places) => inner.fetch_blob(image, what, &places, blob, own).await,
                     Origin::Local(local) => {
                         blocking(move || {
                             inner.import_blob(&image, &what, local.blob(&image, &blob)?, &blob)?;

@@ -28,6 +28,10 @@ pub struct Faults {
     pub stall: bool,
     /// Answer requests for blobs with this.
     pub status: Option<u16>,
+    /// Answer that many requests for blobs with 429 and a Retry-After of a second.
+    pub too_many: usize,
+    /// Send requests for blobs to another fake.
+    pub redirect: Option<String>,
     /// Ask for a token, which is good for that many requests.
     pub token_uses: Option<u32>,
     /// Send this as the manifest, whatever was asked for.
@@ -38,6 +42,8 @@ struct Inner {
     faults: Faults,
     content: HashMap<String, Vec<u8>>,
     log: Mutex<Vec<String>>,
+    /// Paths that were asked for with an Authorization header.
+    authorized: Mutex<Vec<String>>,
     tokens: Mutex<(u32, u32)>,
     address: String,
     /// Answers that have begun and are not over; one that is dropped by its reader counts down too.
@@ -84,6 +90,7 @@ impl Fake {
             faults,
             content,
             log: Mutex::default(),
+            authorized: Mutex::default(),
             tokens: Mutex::default(),
             address: listener.local_addr().expect("address").to_string(),
             open: watch::channel(0).0,
@@ -92,6 +99,16 @@ impl Fake {
         let router = Router::new().fallback(answer).with_state(Arc::clone(&inner));
         tokio::spawn(async move { axum::serve(listener, router).await });
         Self { inner }
+    }
+
+    /// HOST:PORT.
+    pub fn address(&self) -> &str {
+        &self.inner.address
+    }
+
+    /// Paths that were asked for with credentials.
+    pub fn authorized(&self) -> Vec<String> {
+        self.inner.authorized.lock().unwrap().clone()
     }
 
     pub fn reference(&self) -> String {
@@ -123,6 +140,9 @@ impl Fake {
 async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     let path = request.uri().path().to_owned();
     let range = request.headers().get(header::RANGE).and_then(|v| v.to_str().ok()).map(str::to_owned);
+    if request.headers().contains_key(header::AUTHORIZATION) {
+        inner.authorized.lock().unwrap().push(path.clone());
+    }
     let kind = if path == "/token" { "token" } else { path.split('/').nth(3).unwrap_or_default() };
     inner.log.lock().unwrap().push(format!("{kind} {}", range.clone().unwrap_or_default()).trim().to_owned());
     if path == "/token" {
@@ -138,6 +158,14 @@ async fn answer(State(inner): State<Arc<Inner>>, request: Request) -> Response {
     };
     if kind == "manifests" {
         return inner.faults.manifest.clone().unwrap_or(content).into_response();
+    }
+    let busy = inner.log.lock().unwrap().iter().filter(|line| line.starts_with("blobs")).count();
+    if busy <= inner.faults.too_many {
+        return (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "1")]).into_response();
+    }
+    if let Some(other) = &inner.faults.redirect {
+        let there = format!("http://{other}/v2/app/blobs/{name}");
+        return (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, there)]).into_response();
     }
     blob(&inner, content, range.as_deref())
 }
