@@ -5,6 +5,8 @@
 
 mod builder;
 mod debian;
+mod large;
+mod packages;
 
 pub use builder::{Compression, ImageBuilder, LayerBuilder, descriptor, write_blob, write_index};
 
@@ -31,6 +33,25 @@ impl Layout {
     #[must_use]
     pub fn reference(&self) -> String {
         format!("oci:{}:{}", self.directory, self.tag)
+    }
+
+    /// The tar stream of the first layer, which must be a gzip'ed one.
+    fn layer_tar(&self) -> Result<Vec<u8>> {
+        let read = |path: Utf8PathBuf| std::fs::read(&path).with_context(|| format!("read {path}"));
+        let blob = |descriptor: &serde_json::Value| {
+            let digest = descriptor["digest"].as_str().and_then(|d| d.strip_prefix("sha256:"));
+            let hex = digest.with_context(|| format!("{} names a blob without a digest", self.directory))?;
+            read(self.directory.join("blobs/sha256").join(hex))
+        };
+        let index: serde_json::Value = serde_json::from_slice(&read(self.directory.join("index.json"))?)?;
+        let manifest: serde_json::Value = serde_json::from_slice(&blob(&index["manifests"][0])?)?;
+        let mut tar = Vec::new();
+        std::io::Read::read_to_end(
+            &mut flate2::read::GzDecoder::new(blob(&manifest["layers"][0])?.as_slice()),
+            &mut tar,
+        )
+        .context("decompress the layer")?;
+        Ok(tar)
     }
 }
 
@@ -130,6 +151,25 @@ pub fn probe() -> Result<Vec<u8>> {
 /// When not root, or debootstrap is not installed or fails, or the cache cannot be written.
 pub fn debian() -> Result<Layout> {
     cached("debian", &[b"1", debian::RECIPE.as_bytes()], debian::make)
+}
+
+/// Debian packages on top of [`debian`], and what such an image runs (`config` of its configuration).
+///
+/// # Errors
+/// As [`debian`]; when apt-get fails.
+pub fn debian_with(name: &str, packages: &[&str], config: &serde_json::Value) -> Result<Layout> {
+    let base = debian()?;
+    let (all, text) = (packages.join(" "), config.to_string());
+    let inputs = [debian::RECIPE, packages::RECIPE, all.as_str(), text.as_str()].map(str::as_bytes);
+    cached(&format!("debian-{name}"), &inputs, |directory| packages::make(directory, &base, packages, config))
+}
+
+/// 2 GiB in 200 000 files and 8 layers. Takes two minutes the first time.
+///
+/// # Errors
+/// When the cache cannot be written.
+pub fn large() -> Result<Layout> {
+    cached("large", &[large::RECIPE.as_bytes()], large::make)
 }
 
 /// The layout of that name made from those inputs; made unless it is there. Whoever comes meanwhile waits.

@@ -48,7 +48,7 @@ pub(super) fn make(directory: &Utf8Path) -> Result<()> {
     ImageBuilder::new().config(config).layer(layer, Compression::Gzip).write(directory, "latest")
 }
 
-fn run(mut command: Command, what: &str) -> Result<()> {
+pub(super) fn run(mut command: Command, what: &str) -> Result<()> {
     let output = command.output().with_context(|| format!("start {what}"))?;
     if !output.status.success() {
         let text = [output.stdout, output.stderr].concat();
