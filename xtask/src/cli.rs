@@ -11,7 +11,7 @@ use imp_testkit::{boot, node_init, relay};
 
 use crate::bench::Bench;
 use crate::test::Suite;
-use crate::{bench, crds, images, programs, test, up};
+use crate::{bench, crds, fuzz, images, programs, test, up};
 
 /// The project's own commands.
 #[derive(Debug, Parser)]
@@ -37,6 +37,8 @@ enum Command {
         #[command(subcommand)]
         bench: Bench,
     },
+    /// Feed parsers of strangers' bytes with inputs that a coverage-guided fuzzer invents.
+    Fuzz(fuzz::Options),
     /// Write the CustomResourceDefinitions of charts/imp-crds anew from crates/imp-api.
     Crds {
         /// Only say whether they differ.
@@ -93,6 +95,7 @@ fn run(command: Command) -> Result<()> {
         Command::Down => up::down(),
         Command::Test { suite } => test::run(suite),
         Command::Bench { bench } => bench::run(&bench),
+        Command::Fuzz(options) => fuzz::run(&options),
         Command::Crds { check: true } => crds::check(),
         Command::Crds { check: false } => crds::write(),
         Command::Kernel => kernel(),

@@ -3,6 +3,7 @@
 mod bench;
 mod cli;
 mod crds;
+mod fuzz;
 mod images;
 mod oci;
 mod programs;

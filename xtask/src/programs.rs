@@ -48,6 +48,20 @@ pub(crate) fn build() -> Result<Programs> {
     Ok(Programs { dir: built.join("dist") })
 }
 
+/// Builds an example of a crate as programs are built.
+///
+/// # Errors
+/// When the build fails.
+pub(crate) fn example(package: &str, name: &str) -> Result<Utf8PathBuf> {
+    ensure_target()?;
+    let mut command = cargo();
+    command.args(["build", "--profile", "dist", "--target", TARGET, "-p", package, "--example", name]);
+    if !command.status().context("run cargo")?.success() {
+        bail!("example {name} of {package} can't be built; the compiler's messages are above");
+    }
+    Ok(workspace::target().join(TARGET).join("dist/examples").join(name))
+}
+
 fn compile(profile: &str, packages: &[&str]) -> Result<()> {
     let mut command = cargo();
     command.args(["build", "--profile", profile, "--target", TARGET]);

@@ -8,7 +8,7 @@ use camino::Utf8PathBuf;
 use clap::ValueEnum;
 use imp_testkit::{netns, preflight, tools};
 
-use crate::{crds, programs, workspace};
+use crate::{crds, fuzz, programs, workspace};
 
 /// The version of cargo-deny that the checks are made with.
 const CARGO_DENY: &str = "0.20.2";
@@ -18,6 +18,8 @@ const CARGO_DENY: &str = "0.20.2";
 pub(crate) enum Suite {
     /// Tests of each crate.
     Unit,
+    /// Parsers of strangers' bytes, by a coverage-guided fuzzer, briefly.
+    Fuzz,
     /// The API, against a real API server.
     Api,
     /// The runtime with real VMs, no cluster.
@@ -29,11 +31,12 @@ pub(crate) enum Suite {
 }
 
 impl Suite {
-    const ALL: [Self; 5] = [Self::Unit, Self::Api, Self::Node, Self::E2e, Self::Cluster];
+    const ALL: [Self; 6] = [Self::Unit, Self::Fuzz, Self::Api, Self::Node, Self::E2e, Self::Cluster];
 
     fn name(self) -> &'static str {
         match self {
             Self::Unit => "unit",
+            Self::Fuzz => "fuzz",
             Self::Api => "api",
             Self::Node => "node",
             Self::E2e => "e2e",
@@ -139,6 +142,9 @@ fn dependencies() -> Result<()> {
 }
 
 fn run_suite(suite: Suite) -> Result<()> {
+    if suite == Suite::Fuzz {
+        return fuzz::run(&fuzz::Options::brief());
+    }
     let mut command = programs::cargo();
     // The whole workspace for every suite, so that dependencies are built once: with the features that all crates want.
     let args = match suite {

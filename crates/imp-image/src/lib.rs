@@ -9,6 +9,8 @@ mod digest;
 mod erofs;
 mod error;
 mod flight;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod layer;
 mod limits;
 mod local;

@@ -2,6 +2,7 @@
 
 mod bare;
 mod figures;
+mod image;
 mod startup;
 mod steps;
 
@@ -16,6 +17,8 @@ use crate::workspace;
 pub(crate) enum Bench {
     /// From the creation of an ImpVM to its workload, one VM after another, against the bare boot of the same kernel.
     Startup(startup::Options),
+    /// From an image in a registry to a root disk, against skopeo, umoci, mke2fs and mkfs.erofs.
+    Image(image::Options),
 }
 
 /// Runs one benchmark.
@@ -25,6 +28,7 @@ pub(crate) enum Bench {
 pub(crate) fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Startup(options) => startup::run(options),
+        Bench::Image(options) => image::run(options),
     }
 }
 

@@ -20,6 +20,40 @@ pub(crate) struct DataWriter<'f> {
     next: u32,
     limit_blocks: u64,
     buffer: Vec<u8>,
+    pending: Pending,
+}
+
+/// Data that is gathered to be written at once: most files are small and stand one behind the other.
+#[derive(Debug, Default)]
+struct Pending {
+    /// Where it goes, in bytes.
+    at: u64,
+    data: Vec<u8>,
+}
+
+impl Pending {
+    /// Takes data for `at`, writing what was there if this does not follow it within a block.
+    fn push(&mut self, file: &File, at: u64, data: &[u8]) -> io::Result<()> {
+        let end = self.at + self.data.len() as u64;
+        let gap = at.checked_sub(end).filter(|&gap| gap < BLOCK_SIZE && !self.data.is_empty());
+        match gap {
+            // The rest of a file's last block.
+            Some(gap) => self.data.resize(self.data.len() + gap as usize, 0),
+            None => {
+                self.flush(file)?;
+                self.at = at;
+            }
+        }
+        self.data.extend_from_slice(data);
+        if self.data.len() >= WINDOW { self.flush(file) } else { Ok(()) }
+    }
+
+    fn flush(&mut self, file: &File) -> io::Result<()> {
+        file.write_all_at(&self.data, self.at)?;
+        self.at += self.data.len() as u64;
+        self.data.clear();
+        Ok(())
+    }
 }
 
 impl<'f> DataWriter<'f> {
@@ -27,7 +61,7 @@ impl<'f> DataWriter<'f> {
     pub(crate) fn new(file: &'f File, limit: u64) -> Self {
         // EROFS numbers blocks in 32 bits.
         let limit_blocks = (limit / BLOCK_SIZE).min(u64::from(u32::MAX - 1));
-        Self { file, next: 1, limit_blocks, buffer: vec![0; WINDOW] }
+        Self { file, next: 1, limit_blocks, buffer: vec![0; WINDOW], pending: Pending::default() }
     }
 
     /// Reserves room for a file of `size` bytes, or nothing if the disk would be too large.
@@ -54,7 +88,7 @@ impl<'f> DataWriter<'f> {
             let wanted = usize::try_from(left).unwrap_or(WINDOW).min(WINDOW);
             let window = &mut self.buffer[..wanted];
             from.read_exact(window)?;
-            write_sparse(self.file, window, at)?;
+            write_sparse(self.file, &mut self.pending, window, at)?;
             at += wanted as u64;
             left -= wanted as u64;
         }
@@ -63,10 +97,11 @@ impl<'f> DataWriter<'f> {
 
     /// Gives the blocks of an extent back to the host's file system. They read as zeros afterwards, so that the disk depends on
     /// the image alone and nothing shows that the image deleted.
-    pub(crate) fn release(&self, extent: Extent) -> io::Result<()> {
+    pub(crate) fn release(&mut self, extent: Extent) -> io::Result<()> {
         if extent.count == 0 {
             return Ok(());
         }
+        self.pending.flush(self.file)?;
         let (start, len) = (u64::from(extent.block) * BLOCK_SIZE, u64::from(extent.count) * BLOCK_SIZE);
         let end = start + len;
         if end > self.file.metadata()?.len() {
@@ -90,7 +125,7 @@ impl<'f> DataWriter<'f> {
     }
 }
 
-fn write_sparse(file: &File, data: &[u8], at: u64) -> io::Result<()> {
+fn write_sparse(file: &File, pending: &mut Pending, data: &[u8], at: u64) -> io::Result<()> {
     // Runs of blocks that hold something are written at once.
     let is_zero = |block: &[u8]| block.iter().all(|&b| b == 0);
     let mut start = 0;
@@ -98,12 +133,14 @@ fn write_sparse(file: &File, data: &[u8], at: u64) -> io::Result<()> {
     for block in data.chunks(BLOCK_SIZE as usize) {
         let end = offset + block.len();
         if is_zero(block) {
-            file.write_all_at(&data[start..offset], at + start as u64)?;
+            if start < offset {
+                pending.push(file, at + start as u64, &data[start..offset])?;
+            }
             start = end;
         }
         offset = end;
     }
-    file.write_all_at(&data[start..], at + start as u64)
+    if start < data.len() { pending.push(file, at + start as u64, &data[start..]) } else { Ok(()) }
 }
 
 /// Where an inode and its data go.
@@ -127,7 +164,8 @@ impl Place {
 ///
 /// # Errors
 /// When writing fails, or the disk would be larger than the writer's limit.
-pub(crate) fn finish(writer: &DataWriter<'_>, tree: &Tree, uuid: [u8; 16]) -> io::Result<u64> {
+pub(crate) fn finish(writer: &mut DataWriter<'_>, tree: &Tree, uuid: [u8; 16]) -> io::Result<u64> {
+    writer.pending.flush(writer.file)?;
     let order = depth_first(tree);
     let mut places: Vec<Option<Place>> = vec![None; tree.inodes.len()];
     let (meta_bytes, meta_block) = place_all(writer.next, tree, &order, &mut places)?;

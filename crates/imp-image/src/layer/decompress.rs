@@ -113,8 +113,6 @@ impl Read for Checked<'_> {
     }
 }
 
-impl super::tar::Skip for Checked<'_> {}
-
 impl fmt::Debug for Checked<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Checked").field("given", &self.given).finish_non_exhaustive()

@@ -1,9 +1,11 @@
 //! Layers become one disk: each is decompressed, checked, merged into the tree, and its files' data streamed to the disk.
 //!
-//! Layers are taken from the lowest up, each read once. Data that an upper layer replaces is given back to the host's file
+//! Layers are taken from the lowest up, each read once, as they come: while one is laid out, what follows it is decompressed on another thread
+//! (`feed`) and those above are still fetched. Data that an upper layer replaces is given back to the host's file
 //! system, so the disk takes no more room than what is visible. In memory are the tree and one window of data.
 
 mod decompress;
+mod feed;
 pub(crate) mod tar;
 pub(crate) mod tree;
 
@@ -11,19 +13,21 @@ use crate::digest::Digest;
 use crate::erofs::{self, DataWriter};
 use crate::error::InvalidImage;
 use crate::limits::Limits;
-use decompress::{Checked, StreamError};
+use decompress::StreamError;
+use feed::{Begun, Feed, LayerStream};
 use std::fs::File;
 use std::io::{self, Read};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tar::{Entry, EntryKind, Fragment, Skip, TarError, TarReader};
 use tree::{Extent, Refusal, Tree};
 
-/// A layer in the store.
-#[derive(Clone, Debug)]
+/// A layer to be laid out.
+#[derive(Debug)]
 pub(crate) struct Layer {
-    /// Verified file with the layer as it was sent.
-    pub(crate) path: camino::Utf8PathBuf,
-    /// Digest of that file.
+    /// The layer as it was sent, verified.
+    pub(crate) file: File,
+    /// Digest of that.
     pub(crate) digest: Digest,
     /// Digest of the tar stream in it, as the configuration says.
     pub(crate) diff_id: Digest,
@@ -37,35 +41,42 @@ pub(crate) enum BuildError {
     Cancelled,
 }
 
-/// Lays the layers, lowest first, out in `disk`, an empty file. Returns its size in bytes.
+/// Lays `count` layers, lowest first, out in `disk`, an empty file. Returns its size in bytes. Layers are taken as they come; if fewer come, the
+/// work was cancelled.
 ///
 /// The result depends on the layers alone. `cancelled` is looked at often.
 pub(crate) fn build(
-    layers: &[Layer],
+    layers: impl Iterator<Item = Layer> + Send + 'static,
+    count: usize,
     disk: &File,
     limits: &Limits,
-    cancelled: &AtomicBool,
+    cancelled: &Arc<AtomicBool>,
 ) -> Result<u64, BuildError> {
     let mut tree = Tree::new();
     let mut writer = DataWriter::new(disk, limits.disk_bytes);
-    for (index, layer) in layers.iter().enumerate() {
-        let label = format!("layer {} of {} ({})", index + 1, layers.len(), layer.digest);
-        let file = File::open(&layer.path)
-            .map_err(|error| BuildError::Io(format!("cannot open {}", layer.path), error))?;
-        Merge { label: &label, limits, tree: &mut tree, writer: &mut writer, cancelled }
-            .layer(file, layer)?;
+    let mut feed = Feed::start(layers, limits, cancelled)
+        .map_err(|error| BuildError::Io("cannot start a thread to decompress layers".into(), error))?;
+    let mut diff_ids = Vec::with_capacity(count);
+    for index in 1..=count {
+        // Before it has begun, a layer has no name.
+        let begun =
+            feed.next_layer().map_err(|error| stream_error(&format!("layer {index} of {count}"), &error))?;
+        let Some((Begun { digest, diff_id }, stream)) = begun else { return Err(BuildError::Cancelled) };
+        let label = format!("layer {index} of {count} ({digest})");
+        diff_ids.push(diff_id);
+        Merge { label: &label, limits, tree: &mut tree, writer: &mut writer }.layer(stream, diff_id)?;
         tree.next_layer();
     }
     if cancelled.load(Ordering::Relaxed) {
         return Err(BuildError::Cancelled);
     }
-    erofs::finish(&writer, &tree, uuid(layers))
+    erofs::finish(&mut writer, &tree, uuid(&diff_ids))
         .map_err(|error| BuildError::Io("cannot write the root disk".into(), error))
 }
 
 /// The disk's UUID, from what is in it (RFC 9562, version 8).
-fn uuid(layers: &[Layer]) -> [u8; 16] {
-    let text: String = layers.iter().map(|layer| format!("{}\n", layer.diff_id)).collect();
+fn uuid(diff_ids: &[Digest]) -> [u8; 16] {
+    let text: String = diff_ids.iter().map(|diff_id| format!("{diff_id}\n")).collect();
     let mut uuid = [0; 16];
     uuid.copy_from_slice(&Digest::of(text.as_bytes()).bytes()[..16]);
     uuid[6] = (uuid[6] & 0x0f) | 0x80;
@@ -79,19 +90,16 @@ struct Merge<'a, 'f> {
     limits: &'a Limits,
     tree: &'a mut Tree,
     writer: &'a mut DataWriter<'f>,
-    cancelled: &'a AtomicBool,
 }
 
 impl Merge<'_, '_> {
-    fn layer(&mut self, file: File, layer: &Layer) -> Result<(), BuildError> {
-        let stream =
-            Checked::new(file, self.limits, self.cancelled).map_err(|error| self.stream_error(error))?;
+    fn layer(&mut self, stream: LayerStream<'_>, diff_id: Digest) -> Result<(), BuildError> {
         let mut tar = TarReader::new(stream, self.limits);
         loop {
             match tar.next_entry() {
                 Ok(Some(entry)) => self.entry(&mut tar, entry)?,
                 Ok(None) => break,
-                Err(TarError::Io(error)) => return Err(self.stream_error(error)),
+                Err(TarError::Io(error)) => return Err(self.stream_error(&error)),
                 Err(TarError::Malformed(path, problem)) if path.is_empty() => {
                     return Err(BuildError::Invalid(InvalidImage::Layer {
                         layer: self.label.into(),
@@ -101,12 +109,12 @@ impl Merge<'_, '_> {
                 Err(TarError::Malformed(path, problem)) => return Err(self.refuse(&path, problem)),
             }
         }
-        tar.drain().map_err(|error| self.stream_error(error))?;
-        let actual = tar.into_inner().digest();
-        if actual != layer.diff_id {
+        tar.drain().map_err(|error| self.stream_error(&error))?;
+        let Some(actual) = tar.into_inner().digest() else { return Err(BuildError::Cancelled) };
+        if actual != diff_id {
             return Err(BuildError::Invalid(InvalidImage::Mismatch {
                 what: format!("the uncompressed digest of {}", self.label),
-                expected: layer.diff_id.to_string(),
+                expected: diff_id.to_string(),
                 actual: actual.to_string(),
             }));
         }
@@ -143,34 +151,14 @@ impl Merge<'_, '_> {
         for fragment in entry.sparse.as_deref().unwrap_or(&whole) {
             let mut source = Tagged { inner: &mut *tar, failed: false };
             if let Err(error) = self.writer.copy(&mut source, extent, fragment.offset, fragment.len) {
-                return Err(if source.failed { self.stream_error(error) } else { disk_error(error) });
+                return Err(if source.failed { self.stream_error(&error) } else { disk_error(error) });
             }
         }
         Ok(extent)
     }
 
-    fn stream_error(&self, error: io::Error) -> BuildError {
-        let layer = self.label.to_owned();
-        match error.get_ref().and_then(|inner| inner.downcast_ref::<StreamError>()) {
-            Some(StreamError::Cancelled) => BuildError::Cancelled,
-            Some(StreamError::Limit(limit, what)) => {
-                BuildError::Invalid(InvalidImage::Limit { at: layer, limit: *limit, what })
-            }
-            Some(StreamError::File(raw)) => BuildError::Io(
-                format!("cannot read {layer} from the store"),
-                io::Error::from_raw_os_error(*raw),
-            ),
-            None if error.kind() == io::ErrorKind::UnexpectedEof => {
-                BuildError::Invalid(InvalidImage::Layer {
-                    layer,
-                    problem: "it ends in the middle of an entry".into(),
-                })
-            }
-            None => BuildError::Invalid(InvalidImage::Layer {
-                layer,
-                problem: format!("cannot be decompressed: {error}"),
-            }),
-        }
+    fn stream_error(&self, error: &io::Error) -> BuildError {
+        stream_error(self.label, error)
     }
 
     fn refuse(&self, path: &[u8], problem: String) -> BuildError {
@@ -185,6 +173,27 @@ impl Merge<'_, '_> {
             limit,
             what,
         })
+    }
+}
+
+fn stream_error(layer: &str, error: &io::Error) -> BuildError {
+    let layer = layer.to_owned();
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<StreamError>()) {
+        Some(StreamError::Cancelled) => BuildError::Cancelled,
+        Some(StreamError::Limit(limit, what)) => {
+            BuildError::Invalid(InvalidImage::Limit { at: layer, limit: *limit, what })
+        }
+        Some(StreamError::File(raw)) => {
+            BuildError::Io(format!("cannot read {layer} from the store"), io::Error::from_raw_os_error(*raw))
+        }
+        None if error.kind() == io::ErrorKind::UnexpectedEof => BuildError::Invalid(InvalidImage::Layer {
+            layer,
+            problem: "it ends in the middle of an entry".into(),
+        }),
+        None => BuildError::Invalid(InvalidImage::Layer {
+            layer,
+            problem: format!("cannot be decompressed: {error}"),
+        }),
     }
 }
 

@@ -549,5 +549,21 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// What fuzz targets may reach.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing {
+    pub(crate) fn credentials(document: &[u8]) {
+        let documents = [document.to_vec()];
+        for (registry, repository) in [("docker.io", "library/a"), ("registry.lan:5000", "a/b/c")] {
+            let found = super::credentials::for_repository(&documents, registry, repository);
+            assert!(!format!("{found:?}").contains("password"));
+        }
+    }
+
+    pub(crate) fn challenge(header: &str) {
+        let _ = super::challenge::parse(std::iter::once(header));
+    }
+}
+
 #[cfg(test)]
 mod tests;

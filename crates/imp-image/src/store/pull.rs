@@ -10,11 +10,13 @@ use crate::manifest::{self, Blob, Document, Manifest, RawDescriptor};
 use crate::registry::{FetchError, Repository};
 use crate::source::ImageSource;
 use bytes::Bytes;
+use futures::future::Either;
 use futures::{StreamExt, TryStreamExt, stream};
 use oci_spec::distribution::Reference;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -295,23 +297,48 @@ impl Inner {
                 let what = format!("layer {} of {count}", index + 1);
                 let (inner, image, origin, progress) =
                     (Arc::clone(&self), image.clone(), origin.clone(), progress.clone());
-                async move { inner.blob(&image, &what, &origin, &layer, &progress).await }
+                let diff_id = diff_ids[index];
+                async move {
+                    inner.blob(&image, &what, &origin, &layer, &progress).await?;
+                    inner.layer(layer.digest, diff_id).await
+                }
             })
             .collect();
-        stream::iter(fetches).buffer_unordered(PARALLEL_LAYERS).try_collect::<()>().await?;
-        let layers: Vec<Layer> = manifest
-            .layers
-            .iter()
-            .zip(diff_ids)
-            .map(|(blob, diff_id)| Layer {
-                path: self.files.blob(&blob.digest),
-                digest: blob.digest,
-                diff_id,
-            })
-            .collect();
+        let (ready, layers) = std::sync::mpsc::channel();
+        let fetching = async {
+            let mut fetched = std::pin::pin!(stream::iter(fetches).buffered(PARALLEL_LAYERS));
+            while let Some(layer) = fetched.try_next().await? {
+                // When nobody takes it, the disk cannot be made, which the other side tells.
+                let _ = ready.send(layer);
+            }
+            drop(ready);
+            Ok(())
+        };
+        // The disk grows while upper layers are still on their way.
         let cancel = CancelOnDrop(Arc::default());
-        let (inner, cancelled, resolved) = (Arc::clone(&self), Arc::clone(&cancel.0), resolved.clone());
-        blocking(move || inner.build(&resolved, &layers, &cancelled)).await
+        let (inner, cancelled, making) = (Arc::clone(&self), Arc::clone(&cancel.0), resolved.clone());
+        let building = blocking(move || inner.build(&making, layers, &cancelled));
+        let (fetching, building) = (std::pin::pin!(fetching), std::pin::pin!(building));
+        match futures::future::try_select(fetching, building).await {
+            Ok(Either::Left(((), building))) => building.await,
+            Ok(Either::Right(((), _))) => Ok(()),
+            Err(Either::Left((error, building))) => {
+                // It ends at once, and removes what it has begun.
+                drop(cancel);
+                let _ = building.await;
+                Err(error)
+            }
+            Err(Either::Right((error, _))) => Err(error),
+        }
+    }
+
+    /// A layer that is in the store, to be laid out.
+    async fn layer(self: &Arc<Self>, digest: Digest, diff_id: Digest) -> Result<Layer, ImageError> {
+        let path = self.files.blob(&digest);
+        let open = blocking(move || {
+            std::fs::File::open(&path).map_err(ImageError::io(format!("cannot open {path}")))
+        });
+        Ok(Layer { file: open.await?, digest, diff_id })
     }
 
     /// Brings one blob into the store.
@@ -363,24 +390,30 @@ impl Inner {
         blocking(move || std::fs::read(&path).map_err(ImageError::io(format!("cannot read {path}")))).await
     }
 
-    /// Lays the layers out and gives the disk its name. Blocking.
-    fn build(&self, resolved: &Resolved, layers: &[Layer], cancelled: &AtomicBool) -> Result<(), ImageError> {
+    /// Lays the layers out as they come and gives the disk its name. Blocking.
+    fn build(
+        &self,
+        resolved: &Resolved,
+        layers: Receiver<Layer>,
+        cancelled: &Arc<AtomicBool>,
+    ) -> Result<(), ImageError> {
         let image = &resolved.image;
-        // The disk last: what is found beside it is complete.
-        let mut manifest = self.files.temporary()?;
-        std::io::Write::write_all(&mut manifest, &resolved.bytes)
-            .map_err(ImageError::io(format!("cannot store the manifest of {image}")))?;
-        self.files.keep(manifest, &self.files.blob(&resolved.digest))?;
         let disk = self.files.temporary()?;
-        let built = layer::build(layers, disk.as_file(), &self.limits, cancelled);
+        let count = resolved.manifest.layers.len();
+        let built = layer::build(layers.into_iter(), count, disk.as_file(), &self.limits, cancelled);
         match built {
             Ok(bytes) => tracing::info!(image, digest = %resolved.digest, bytes, "made a root disk"),
             Err(BuildError::Cancelled) => return Err(ImageError::Cancelled { image: image.clone() }),
             Err(BuildError::Io(doing, error)) => {
                 return Err(ImageError::io(format!("{doing} of {image}"))(error));
             }
-            Err(BuildError::Invalid(source)) => return Err(self.blame(image, source, layers)),
+            Err(BuildError::Invalid(source)) => return Err(self.blame(image, source, &resolved.manifest)),
         }
+        // The disk last: what is found beside it is complete.
+        let mut manifest = self.files.temporary()?;
+        std::io::Write::write_all(&mut manifest, &resolved.bytes)
+            .map_err(ImageError::io(format!("cannot store the manifest of {image}")))?;
+        self.files.keep(manifest, &self.files.blob(&resolved.digest))?;
         // VMMs run as users of their own; only who knows the digest finds it.
         disk.as_file()
             .set_permissions(std::fs::Permissions::from_mode(0o444))
@@ -389,11 +422,12 @@ impl Inner {
     }
 
     /// Whether the image is at fault, or our copy of a layer, which then is removed and fetched again the next time.
-    fn blame(&self, image: &str, source: InvalidImage, layers: &[Layer]) -> ImageError {
-        for layer in layers {
-            let intact = std::fs::File::open(&layer.path).and_then(crate::digest::of_file);
+    fn blame(&self, image: &str, source: InvalidImage, manifest: &Manifest) -> ImageError {
+        for layer in &manifest.layers {
+            let path = self.files.blob(&layer.digest);
+            let intact = std::fs::File::open(&path).and_then(crate::digest::of_file);
             if !intact.is_ok_and(|digest| digest == layer.digest) {
-                let _ = std::fs::remove_file(&layer.path);
+                let _ = std::fs::remove_file(&path);
                 let detail = format!(
                     "the copy of layer {} in the store was damaged and is removed ({source})",
                     layer.digest
