@@ -8,6 +8,9 @@ mod terminal;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if let Some(code) = imp_image::converter::run_if_asked() {
+        return code;
+    }
     let arguments: Vec<String> = std::env::args().collect();
     let result = if remote::is_remote(&arguments) { remote::main(arguments) } else { local::main(arguments) };
     exit::report(result)

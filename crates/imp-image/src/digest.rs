@@ -1,11 +1,13 @@
 //! SHA-256 digests in OCI's form.
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 use std::str::FromStr;
 
 /// `sha256:` and 64 hexadecimal digits. Safe as a file name: nothing else can be in it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub(crate) struct Digest([u8; 32]);
 
 impl Digest {
@@ -45,6 +47,20 @@ impl FromStr for Digest {
             *byte = u8::from_str_radix(pair, 16).map_err(|_| bad())?;
         }
         Ok(Self(bytes))
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> Self {
+        digest.to_string()
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
     }
 }
 

@@ -1,5 +1,7 @@
 //! What can go wrong with an image, told so that a person knows what to do and the runtime knows what it is.
 
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
@@ -116,7 +118,7 @@ impl ImageError {
 }
 
 /// Why an image cannot be used, whoever serves it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum InvalidImage {
     /// A document of it (manifest, index, configuration) is not what the OCI specification says.
     #[error("{document}: {problem}")]
@@ -165,7 +167,7 @@ pub enum InvalidImage {
         /// The limit that was hit.
         limit: u64,
         /// Unit and thing that is limited.
-        what: &'static str,
+        what: Cow<'static, str>,
     },
 }
 

@@ -4,7 +4,9 @@
 //! and lays the layers out as one read-only disk image that all VMs of that digest share. No file of an image is ever
 //! created on the host, none is executed, no path of it is resolved there.
 
+mod cancel;
 mod config;
+pub mod converter;
 mod digest;
 mod erofs;
 mod error;
@@ -20,6 +22,7 @@ mod source;
 mod store;
 
 pub use config::{RuntimeConfig, WorkloadOverrides, runtime_config};
+pub use converter::Converter;
 pub use error::{ImageError, InvalidImage};
 pub use limits::Limits;
 pub use oci_spec::image::ImageConfiguration;

@@ -1,8 +1,10 @@
 //! How large an image may be. The defaults let every real image through that we know of and keep a hostile one from
 //! filling memory or disk.
 
+use serde::{Deserialize, Serialize};
+
 /// Bounds on what an image may make us read, keep or write.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Bytes of a manifest or index. Registries refuse more than 4 MiB (distribution specification).
     pub manifest_bytes: u64,

@@ -195,7 +195,7 @@ impl LocalImage {
             return Err(invalid(InvalidImage::Limit {
                 at: "manifest.json".into(),
                 limit: limits.layers as u64,
-                what: "layers",
+                what: "layers".into(),
             }));
         }
         let mut spans = HashMap::new();
@@ -247,7 +247,7 @@ impl LocalImage {
             .and_then(|reader| read_bounded(reader, limits.manifest_bytes))
             .map_err(ImageError::io(format!("cannot read {}", span.path)))?;
         let limit =
-            InvalidImage::Limit { at: "manifest".into(), limit: limits.manifest_bytes, what: "bytes" };
+            InvalidImage::Limit { at: "manifest".into(), limit: limits.manifest_bytes, what: "bytes".into() };
         let bytes = bytes.ok_or_else(|| ImageError::invalid(image, limit))?;
         let actual = Digest::of(&bytes);
         if actual != *digest {
@@ -417,6 +417,7 @@ fn not_found(source: &ImageSource, path: &Utf8Path, error: &io::Error) -> ImageE
 }
 
 fn too_large(source: &ImageSource, limits: &Limits) -> ImageError {
-    let limit = InvalidImage::Limit { at: "index".into(), limit: limits.manifest_bytes, what: "bytes" };
+    let limit =
+        InvalidImage::Limit { at: "index".into(), limit: limits.manifest_bytes, what: "bytes".into() };
     ImageError::invalid(source.to_string(), limit)
 }

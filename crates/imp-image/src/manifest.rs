@@ -155,14 +155,14 @@ fn image(
         return Err(InvalidImage::Limit {
             at: "manifest".into(),
             limit: limits.layers as u64,
-            what: "layers",
+            what: "layers".into(),
         });
     }
     if config.size > limits.config_bytes {
         return Err(InvalidImage::Limit {
             at: "configuration".into(),
             limit: limits.config_bytes,
-            what: "bytes",
+            what: "bytes".into(),
         });
     }
     let mut blobs = Vec::with_capacity(layers.len());
@@ -183,7 +183,7 @@ fn image(
             return Err(InvalidImage::Limit {
                 at: label,
                 limit: limits.layer_compressed_bytes,
-                what: "bytes compressed",
+                what: "bytes compressed".into(),
             });
         }
         blobs.push(layer.blob(&label)?);

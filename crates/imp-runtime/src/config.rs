@@ -1,11 +1,14 @@
 //! How an engine is run.
 
 use camino::Utf8PathBuf;
-use imp_image::StoreOptions;
+use imp_image::{Converter, StoreOptions};
 use imp_net::NetworkOptions;
 use std::time::Duration;
 
-/// Settings of an [`crate::Engine`].
+/// Users from here on belong to nobody on a usual host; the one before is for what lays images out.
+const FIRST_USER: u32 = 2_000_000_000;
+
+/// Settings of an [`crate::Engine`]. The program that has one begins its `main` with [`imp_image::converter::run_if_asked`].
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Journal, disks, logs, images. One engine at a time.
@@ -41,9 +44,12 @@ impl Config {
             initrd: boot_dir.join("initramfs.cpio"),
             qemu: Utf8PathBuf::from(imp_vmm::qemu::PROGRAM),
             cgroup_parent: "imp".to_owned(),
-            first_user: 2_000_000_000,
+            first_user: FIRST_USER,
             hello_deadline: Duration::from_secs(120),
-            images: StoreOptions::default(),
+            images: StoreOptions {
+                converter: Converter::Process { user: FIRST_USER - 1 },
+                ..StoreOptions::default()
+            },
             network: NetworkOptions::default(),
         }
     }

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use camino::{Utf8Path, Utf8PathBuf};
 use clap::Parser;
-use imp_image::{RegistryHost, RegistryOptions, StoreOptions};
+use imp_image::{RegistryHost, RegistryOptions};
 use imp_runtime::{Config, Engine, http, server};
 use std::{net::SocketAddr, process::ExitCode};
 use tokio::signal::unix::{SignalKind, signal};
@@ -51,6 +51,9 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = imp_image::converter::run_if_asked() {
+        return code;
+    }
     // Before there is a second thread: a mount namespace is entered by one thread.
     match start(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -93,7 +96,7 @@ async fn run(args: Args, registry: RegistryOptions) -> anyhow::Result<()> {
     let mut config = Config::new(args.state_dir, args.run_dir, Utf8Path::new(&args.boot_dir));
     config.cgroup_parent = args.cgroup_parent;
     config.hello_deadline = std::time::Duration::from_secs(args.hello_seconds);
-    config.images = StoreOptions { registry, ..Default::default() };
+    config.images.registry = registry;
     let socket = server::Socket { path: args.socket, users: args.user };
     let listener = server::listen(&socket)?;
     let engine = Engine::start(config).await?;

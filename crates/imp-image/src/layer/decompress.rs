@@ -1,5 +1,6 @@
 //! A layer's tar stream: decompressed, hashed, bounded, and cut short when nobody wants it any more.
 
+use crate::cancel::Cancel;
 use crate::digest::{Digest, Hasher};
 use crate::limits::Limits;
 use flate2::bufread::MultiGzDecoder;
@@ -8,7 +9,6 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 const INPUT_BUFFER: usize = 256 << 10;
 /// Largest window that a zstd frame may ask for, as a power of two: what `zstd --ultra -22` uses.
@@ -59,14 +59,14 @@ pub(super) struct Checked<'a> {
     inner: Box<dyn Read>,
     hasher: Hasher,
     limits: &'a Limits,
-    cancelled: &'a AtomicBool,
+    cancel: &'a Cancel,
     taken: Rc<Cell<u64>>,
     given: u64,
 }
 
 impl<'a> Checked<'a> {
     /// The compression is told by its first bytes, not by the media type: Docker's types do not tell, and builders get it wrong.
-    pub(super) fn new(file: File, limits: &'a Limits, cancelled: &'a AtomicBool) -> io::Result<Self> {
+    pub(super) fn new(file: File, limits: &'a Limits, cancel: &'a Cancel) -> io::Result<Self> {
         let taken = Rc::new(Cell::new(0));
         let mut input = BufReader::with_capacity(INPUT_BUFFER, Source { file, taken: Rc::clone(&taken) });
         let start = input.fill_buf()?;
@@ -79,7 +79,7 @@ impl<'a> Checked<'a> {
         } else {
             Box::new(input)
         };
-        Ok(Self { inner, hasher: Hasher::new(), limits, cancelled, taken, given: 0 })
+        Ok(Self { inner, hasher: Hasher::new(), limits, cancel, taken, given: 0 })
     }
 
     /// Digest of everything that was read.
@@ -95,7 +95,7 @@ fn is_skippable_frame(start: &[u8]) -> bool {
 
 impl Read for Checked<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.cancelled.load(Ordering::Relaxed) {
+        if self.cancel.is_asked() {
             return Err(io::Error::other(StreamError::Cancelled));
         }
         let count = self.inner.read(buffer)?;

@@ -3,11 +3,11 @@
 use super::Layer;
 use super::decompress::{Checked, StreamError};
 use super::tar::Skip;
+use crate::cancel::Cancel;
 use crate::digest::Digest;
 use crate::limits::Limits;
 use std::io::{self, Read};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 
@@ -43,14 +43,14 @@ impl Feed {
     pub(super) fn start(
         layers: impl Iterator<Item = Layer> + Send + 'static,
         limits: &Limits,
-        cancelled: &Arc<AtomicBool>,
+        cancel: &Arc<Cancel>,
     ) -> io::Result<Self> {
         let (to, messages) = sync_channel(AHEAD);
         let (spare, spares) = channel();
-        let (limits, cancelled) = (limits.clone(), Arc::clone(cancelled));
+        let (limits, cancel) = (limits.clone(), Arc::clone(cancel));
         thread::Builder::new().name("decompress".into()).spawn(move || {
             for layer in layers {
-                match decompress(layer, &limits, &cancelled, &to, &spares) {
+                match decompress(layer, &limits, &cancel, &to, &spares) {
                     Ok(true) => {}
                     Ok(false) => return,
                     Err(error) => {
@@ -84,14 +84,14 @@ impl Feed {
 fn decompress(
     layer: Layer,
     limits: &Limits,
-    cancelled: &AtomicBool,
+    cancel: &Cancel,
     to: &SyncSender<Message>,
     spares: &Receiver<Vec<u8>>,
 ) -> io::Result<bool> {
     if to.send(Message::Begin(layer.digest, layer.diff_id)).is_err() {
         return Ok(false);
     }
-    let mut stream = Checked::new(layer.file, limits, cancelled)?;
+    let mut stream = Checked::new(layer.file, limits, cancel)?;
     loop {
         let mut buffer = spares.try_recv().unwrap_or_default();
         buffer.resize(CHUNK, 0);

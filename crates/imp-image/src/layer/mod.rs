@@ -9,6 +9,7 @@ mod feed;
 pub(crate) mod tar;
 pub(crate) mod tree;
 
+use crate::cancel::Cancel;
 use crate::digest::Digest;
 use crate::erofs::{self, DataWriter};
 use crate::error::InvalidImage;
@@ -18,7 +19,6 @@ use feed::{Begun, Feed, LayerStream};
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use tar::{Entry, EntryKind, Fragment, Skip, TarError, TarReader};
 use tree::{Extent, Refusal, Tree};
 
@@ -39,23 +39,58 @@ pub(crate) enum BuildError {
     Invalid(InvalidImage),
     Io(String, io::Error),
     Cancelled,
+    /// The process that was to do it ended without an answer.
+    Broke(String),
 }
 
 /// Lays `count` layers, lowest first, out in `disk`, an empty file. Returns its size in bytes. Layers are taken as they come; if fewer come, the
 /// work was cancelled.
 ///
-/// The result depends on the layers alone. `cancelled` is looked at often.
+/// The result depends on the layers alone. `cancel` is looked at often.
 pub(crate) fn build(
     layers: impl Iterator<Item = Layer> + Send + 'static,
     count: usize,
     disk: &File,
     limits: &Limits,
-    cancelled: &Arc<AtomicBool>,
+    cancel: &Arc<Cancel>,
+) -> Result<u64, BuildError> {
+    prepare(layers, limits, cancel)?.build(count, disk, limits)
+}
+
+/// Starts what [`build`] needs before it looks at anything: a thread.
+pub(crate) fn prepare(
+    layers: impl Iterator<Item = Layer> + Send + 'static,
+    limits: &Limits,
+    cancel: &Arc<Cancel>,
+) -> Result<Prepared, BuildError> {
+    let feed = Feed::start(layers, limits, cancel)
+        .map_err(|error| BuildError::Io("cannot start a thread to decompress layers".into(), error))?;
+    Ok(Prepared { feed, cancel: Arc::clone(cancel) })
+}
+
+/// See [`prepare`].
+pub(crate) struct Prepared {
+    feed: Feed,
+    cancel: Arc<Cancel>,
+}
+
+impl Prepared {
+    /// See [`build`].
+    pub(crate) fn build(self, count: usize, disk: &File, limits: &Limits) -> Result<u64, BuildError> {
+        let Self { mut feed, cancel } = self;
+        lay_out(&mut feed, count, disk, limits, &cancel)
+    }
+}
+
+fn lay_out(
+    feed: &mut Feed,
+    count: usize,
+    disk: &File,
+    limits: &Limits,
+    cancel: &Cancel,
 ) -> Result<u64, BuildError> {
     let mut tree = Tree::new();
     let mut writer = DataWriter::new(disk, limits.disk_bytes);
-    let mut feed = Feed::start(layers, limits, cancelled)
-        .map_err(|error| BuildError::Io("cannot start a thread to decompress layers".into(), error))?;
     let mut diff_ids = Vec::with_capacity(count);
     for index in 1..=count {
         // Before it has begun, a layer has no name.
@@ -67,7 +102,7 @@ pub(crate) fn build(
         Merge { label: &label, limits, tree: &mut tree, writer: &mut writer }.layer(stream, diff_id)?;
         tree.next_layer();
     }
-    if cancelled.load(Ordering::Relaxed) {
+    if cancel.is_asked() {
         return Err(BuildError::Cancelled);
     }
     erofs::finish(&mut writer, &tree, uuid(&diff_ids))
@@ -171,7 +206,7 @@ impl Merge<'_, '_> {
         BuildError::Invalid(InvalidImage::Limit {
             at: format!("{}: entry \"{shown}\"", self.label),
             limit,
-            what,
+            what: what.into(),
         })
     }
 }
@@ -181,7 +216,7 @@ fn stream_error(layer: &str, error: &io::Error) -> BuildError {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<StreamError>()) {
         Some(StreamError::Cancelled) => BuildError::Cancelled,
         Some(StreamError::Limit(limit, what)) => {
-            BuildError::Invalid(InvalidImage::Limit { at: layer, limit: *limit, what })
+            BuildError::Invalid(InvalidImage::Limit { at: layer, limit: *limit, what: (*what).into() })
         }
         Some(StreamError::File(raw)) => {
             BuildError::Io(format!("cannot read {layer} from the store"), io::Error::from_raw_os_error(*raw))

@@ -446,7 +446,7 @@ impl Repository {
     fn body_problem(&self, url: &str, problem: BodyProblem, limit: u64) -> FetchError {
         match problem {
             BodyProblem::TooLarge => {
-                let source = InvalidImage::Limit { at: "manifest".into(), limit, what: "bytes" };
+                let source = InvalidImage::Limit { at: "manifest".into(), limit, what: "bytes".into() };
                 ImageError::invalid(&self.name, source).into()
             }
             BodyProblem::Transport(problem) => FetchError::passing(format!("GET {url}: {problem}")),

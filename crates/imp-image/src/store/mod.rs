@@ -7,6 +7,7 @@ mod pull;
 
 pub use collect::{Collected, StoredImage};
 
+use crate::converter::Converter;
 use crate::digest::Digest;
 use crate::error::ImageError;
 use crate::flight::Flights;
@@ -90,6 +91,8 @@ pub struct StoreOptions {
     pub registry: RegistryOptions,
     /// How large images may be.
     pub limits: Limits,
+    /// Where layers are laid out.
+    pub converter: Converter,
 }
 
 /// The images of a node. Cheap to clone; clones are the same store.
@@ -102,6 +105,7 @@ pub struct ImageStore {
 struct Inner {
     files: Files,
     limits: Limits,
+    converter: Converter,
     registry: RegistryClient,
     /// From a reference, with credentials, to a disk.
     references: Flights<RootDisk>,
@@ -129,6 +133,7 @@ impl ImageStore {
             files: Files::open(root)?,
             registry: RegistryClient::new(&options.registry)?,
             limits: options.limits,
+            converter: options.converter,
             references: Flights::default(),
             images: Flights::default(),
             blobs: Flights::default(),

@@ -2,9 +2,10 @@
 
 use super::blobs::advance;
 use super::{EnsureRequest, Inner, Progress, RootDisk, blocking, config_problem};
+use crate::cancel::{Cancel, CancelOnDrop};
 use crate::digest::Digest;
 use crate::error::{ImageError, InvalidImage};
-use crate::layer::{self, BuildError, Layer};
+use crate::layer::{BuildError, Layer};
 use crate::local::LocalImage;
 use crate::manifest::{self, Blob, Document, Manifest, RawDescriptor};
 use crate::registry::{FetchError, Repository};
@@ -15,7 +16,6 @@ use futures::{StreamExt, TryStreamExt, stream};
 use oci_spec::distribution::Reference;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -42,15 +42,6 @@ struct Resolved {
     bytes: Bytes,
     manifest: Manifest,
     architecture: String,
-}
-
-/// Tells work on another thread that nobody wants its result.
-struct CancelOnDrop(Arc<AtomicBool>);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 impl Inner {
@@ -192,7 +183,7 @@ impl Inner {
                 return Err(invalid(InvalidImage::Limit {
                     at: "index".into(),
                     limit,
-                    what: "indexes in one another",
+                    what: "indexes in one another".into(),
                 }));
             }
             let bytes = match &descriptor {
@@ -315,7 +306,7 @@ impl Inner {
             Ok(())
         };
         // The disk grows while upper layers are still on their way.
-        let cancel = CancelOnDrop(Arc::default());
+        let cancel = CancelOnDrop::default();
         let (inner, cancelled, making) = (Arc::clone(&self), Arc::clone(&cancel.0), resolved.clone());
         let building = blocking(move || inner.build(&making, layers, &cancelled));
         let (fetching, building) = (std::pin::pin!(fetching), std::pin::pin!(building));
@@ -395,15 +386,18 @@ impl Inner {
         &self,
         resolved: &Resolved,
         layers: Receiver<Layer>,
-        cancelled: &Arc<AtomicBool>,
+        cancel: &Arc<Cancel>,
     ) -> Result<(), ImageError> {
         let image = &resolved.image;
         let disk = self.files.temporary()?;
         let count = resolved.manifest.layers.len();
-        let built = layer::build(layers.into_iter(), count, disk.as_file(), &self.limits, cancelled);
+        let built = self.converter.build(layers, count, disk.as_file(), &self.limits, cancel);
         match built {
             Ok(bytes) => tracing::info!(image, digest = %resolved.digest, bytes, "made a root disk"),
             Err(BuildError::Cancelled) => return Err(ImageError::Cancelled { image: image.clone() }),
+            Err(BuildError::Broke(detail)) => {
+                return Err(ImageError::Failed { image: image.clone(), detail });
+            }
             Err(BuildError::Io(doing, error)) => {
                 return Err(ImageError::io(format!("{doing} of {image}"))(error));
             }
