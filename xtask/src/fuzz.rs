@@ -13,7 +13,7 @@ use crate::{programs, workspace};
 /// As cargo-fuzz sets them.
 const RUSTFLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Clink-dead-code -Ccodegen-units=1";
+     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing";
 /// So that the flags are for the program and not for build scripts.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Memory of the fuzzer in MiB; one input may cost far less.
@@ -93,7 +93,7 @@ fn fuzz(program: &Utf8PathBuf, target: &str, seconds: u32) -> Result<()> {
         .arg(format!("-rss_limit_mb={MEMORY_MIB}"))
         .arg(format!("-timeout={TIMEOUT}"))
         .arg(format!("-artifact_prefix={artifacts}/"))
-        .args(["-max_len=65536", "-print_final_stats=1", "-verbosity=1"])
+        .args(["-max_len=65536", "-print_final_stats=1", "-verbosity=0"])
         .args([&found, &workspace::root().join("fuzz/corpus").join(target)])
         .env("IMP_FUZZ_TARGET", target)
         .status()

@@ -70,6 +70,10 @@ impl FromStr for ImageSource {
                 {
                     return refuse(problem);
                 }
+                // With a capital in what is not taken for a host after all, it would not be read again.
+                if parsed.repository().chars().any(char::is_uppercase) {
+                    return refuse("the repository's name must be in lower case".into());
+                }
                 Ok(Self::Registry(parsed.whole()))
             }
             Err(error) => refuse(explain(reference, &error)),
@@ -140,6 +144,7 @@ mod tests {
             (" busybox", "spaces"),
             ("Busybox", "lower case"),
             ("registry.example.com/Team/app", "lower case"),
+            ("myHost/a/b:t", "lower case"),
             ("https://registry.example.com/app", "scheme"),
             ("a b", "expected"),
             ("a:", "expected"),
