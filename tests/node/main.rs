@@ -12,6 +12,7 @@ mod environment;
 mod failures;
 mod harness;
 mod kill_points;
+mod kinds;
 mod life;
 mod secrets;
 mod streams;
