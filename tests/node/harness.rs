@@ -19,7 +19,7 @@ use std::{
 use tonic::transport::Channel;
 
 /// Everything that is waited for comes in this time, also on a busy machine with emulated CPUs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How the runtime of a node is started.
 #[derive(Debug, Default)]

@@ -110,6 +110,7 @@ pub fn configuration(bytes: &[u8]) {
     for layers in [0, 1, 3] {
         if let Ok((config, diff_ids)) = manifest::parse_config(bytes, layers, Some("amd64")) {
             assert_eq!(diff_ids.len(), layers);
+            let _ = crate::healthcheck::of(bytes);
             let _ = crate::runtime_config(&config, &crate::WorkloadOverrides::default());
         }
     }

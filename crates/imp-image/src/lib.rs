@@ -13,6 +13,7 @@ mod error;
 mod flight;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod healthcheck;
 mod layer;
 mod limits;
 mod local;
@@ -24,6 +25,7 @@ mod store;
 pub use config::{RuntimeConfig, WorkloadOverrides, runtime_config};
 pub use converter::Converter;
 pub use error::{ImageError, InvalidImage};
+pub use healthcheck::Healthcheck;
 pub use limits::Limits;
 pub use oci_spec::image::ImageConfiguration;
 pub use registry::{RegistryHost, RegistryOptions};

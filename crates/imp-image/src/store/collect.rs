@@ -153,7 +153,7 @@ impl Inner {
         let Some(_collecting) = self.files.collecting()? else { return Ok(()) };
         let (mut needed, mut layers) = (HashSet::new(), HashSet::new());
         for digest in self.disks()?.into_iter().filter_map(|(_, digest)| digest) {
-            if let Some((manifest, _)) = self.documents(&digest) {
+            if let Some((manifest, ..)) = self.documents(&digest) {
                 needed.extend([digest, manifest.config.digest]);
                 layers.extend(manifest.layers.iter().map(|layer| layer.digest));
             }

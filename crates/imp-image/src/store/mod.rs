@@ -11,6 +11,7 @@ use crate::converter::Converter;
 use crate::digest::Digest;
 use crate::error::ImageError;
 use crate::flight::Flights;
+use crate::healthcheck::{self, Healthcheck};
 use crate::limits::Limits;
 use crate::manifest::{self, ConfigProblem, Document, Manifest};
 use crate::registry::{RegistryClient, RegistryOptions};
@@ -80,6 +81,8 @@ pub struct RootDisk {
     pub digest: String,
     /// The image's configuration.
     pub config: Arc<ImageConfiguration>,
+    /// How the image says that its health is found out.
+    pub healthcheck: Option<Healthcheck>,
     /// Holds a shared flock(2).
     _held: Arc<File>,
 }
@@ -194,7 +197,7 @@ impl Inner {
     /// A finished disk with its configuration. Blocking.
     fn load(&self, digest: &Digest) -> Result<Option<RootDisk>, ImageError> {
         let Some(held) = self.files.hold_disk(digest)? else { return Ok(None) };
-        let Some((_, config)) = self.documents(digest) else { return Ok(None) };
+        let Some((_, config, healthcheck)) = self.documents(digest) else { return Ok(None) };
         // Only for the order in which disks are collected.
         let _ = held.set_modified(SystemTime::now());
         Ok(Some(RootDisk {
@@ -202,21 +205,22 @@ impl Inner {
             fs_type: "erofs",
             digest: digest.to_string(),
             config: Arc::new(config),
+            healthcheck,
             _held: Arc::new(held),
         }))
     }
 
     /// Manifest and configuration from the store; none if they are not there or damaged, so that they are fetched again.
-    fn documents(&self, digest: &Digest) -> Option<(Manifest, ImageConfiguration)> {
+    fn documents(&self, digest: &Digest) -> Option<(Manifest, ImageConfiguration, Option<Healthcheck>)> {
         let read = |digest: &Digest| {
             std::fs::read(self.files.blob(digest)).ok().filter(|bytes| Digest::of(bytes) == *digest)
         };
         let Ok(Document::Manifest(manifest)) = manifest::parse(&read(digest)?, &self.limits) else {
             return None;
         };
-        let config = read(&manifest.config.digest)?;
-        let (config, _) = manifest::parse_config(&config, manifest.layers.len(), None).ok()?;
-        Some((manifest, config))
+        let bytes = read(&manifest.config.digest)?;
+        let (config, _) = manifest::parse_config(&bytes, manifest.layers.len(), None).ok()?;
+        Some((manifest, config, healthcheck::of(&bytes)))
     }
 }
 

@@ -63,6 +63,9 @@ pub(super) fn kill_wish(vm: &Vm) -> Outcome {
 
 /// Serves one connection. `None`: it broke, and the VM goes on.
 pub(super) async fn serve(vm: &Vm, client: Guest, image: Option<&RootDisk>) -> Option<Outcome> {
+    let asked = probes::of(&vm.spec(), image);
+    // Before it can be told as running.
+    probes::expect(vm, &asked);
     let configured = matches!(vm.record().attempt.map(|a| a.progress), Some(Progress::Configured(_)));
     if !configured {
         let result = tokio::select! {
@@ -91,7 +94,7 @@ pub(super) async fn serve(vm: &Vm, client: Guest, image: Option<&RootDisk>) -> O
     tokio::pin!(output);
     let mut drained = false;
     let (told, mut results) = tokio::sync::mpsc::channel(8);
-    probes::start(&mut helpers, &vm.spec(), &client, told);
+    probes::start(&mut helpers, asked, &client, told);
     let mut usage = tokio::time::interval_at(tokio::time::Instant::now() + USAGE, USAGE);
     let mut events = match client.clone().watch(pb::GuestWatchRequest {}).await {
         Ok(events) => events.into_inner(),

@@ -2,6 +2,7 @@
 //! when it changes, a failure after `failure_threshold` in a row.
 
 use crate::vm::{Guest, Vm};
+use imp_image::RootDisk;
 use imp_proto::v1::{self as pb, probe::Check};
 use std::time::Duration;
 use tokio::{sync::mpsc, task::JoinSet};
@@ -21,9 +22,36 @@ pub(super) struct Change {
     result: pb::ProbeResult,
 }
 
-/// Runs the probes of a VM until the set is dropped.
-pub(super) fn start(set: &mut JoinSet<()>, spec: &pb::VmSpec, client: &Guest, told: mpsc::Sender<Change>) {
-    let Some(probes) = spec.probes.clone() else { return };
+/// What a VM is asked: its own probes, and the image's HEALTHCHECK as readiness probe where it has none.
+pub(super) fn of(spec: &pb::VmSpec, image: Option<&RootDisk>) -> pb::Probes {
+    let mut probes = spec.probes.clone().unwrap_or_default();
+    if let Some(check) =
+        image.and_then(|image| image.healthcheck.as_ref()).filter(|_| probes.readiness.is_none())
+    {
+        let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX).max(1);
+        probes.readiness = Some(pb::Probe {
+            check: Some(Check::Exec(pb::ExecCheck { command: check.command.clone() })),
+            initial_delay_seconds: 0,
+            period_seconds: seconds(check.interval),
+            timeout_seconds: seconds(check.timeout),
+            failure_threshold: check.retries,
+        });
+    }
+    probes
+}
+
+/// Says that a VM is not ready before the image's HEALTHCHECK was asked. Of a probe of its own whoever made the VM knows.
+pub(super) fn expect(vm: &Vm, probes: &pb::Probes) {
+    let own = vm.spec().probes.is_some_and(|own| own.readiness.is_some());
+    let asked = vm.status().probes.is_some_and(|seen| seen.readiness.is_some());
+    if probes.readiness.is_some() && !own && !asked {
+        let message = "the image's HEALTHCHECK has not succeeded yet".to_owned();
+        apply(vm, Change { kind: Kind::Readiness, result: pb::ProbeResult { success: false, message } });
+    }
+}
+
+/// Runs probes until the set is dropped.
+pub(super) fn start(set: &mut JoinSet<()>, probes: pb::Probes, client: &Guest, told: mpsc::Sender<Change>) {
     let client = client.clone();
     set.spawn(async move {
         if let Some(probe) = &probes.startup

@@ -77,7 +77,7 @@ impl LayerBuilder {
         self.entry(path.as_bytes(), b'1', target.as_bytes(), 0o644, (0, 0), &[], b"")
     }
 
-    /// An empty file of that name, which is what a whiteout is.
+    /// An empty file of that name, which is what a whiteout is: `DIRECTORY/.wh.NAME`.
     pub fn whiteout(&mut self, path: &str) -> &mut Self {
         self.file(path, 0o644, b"")
     }

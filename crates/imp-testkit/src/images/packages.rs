@@ -13,14 +13,15 @@ use super::debian::run;
 use super::{Compression, ImageBuilder, LayerBuilder, Layout};
 
 /// Changes when the same packages would give another image.
-pub(super) const RECIPE: &str = "1 apt-get install, gzip";
+pub(super) const RECIPE: &str = "2 apt-get install, gzip";
 
 /// A command in the root that starts no service.
 const INSTALL: &str = "set -e; export DEBIAN_FRONTEND=noninteractive
 printf '#!/bin/sh\\nexit 101\\n' > /usr/sbin/policy-rc.d; chmod 755 /usr/sbin/policy-rc.d
 apt-get -qq update
 apt-get -qq install --no-install-recommends -o Dpkg::Use-Pty=0 \"$@\"
-rm -rf /usr/sbin/policy-rc.d /var/cache/apt/archives/*.deb /var/cache/apt/*.bin /var/lib/apt/lists/* /var/log/* /etc/resolv.conf";
+rm -rf /usr/sbin/policy-rc.d /var/cache/apt/archives/*.deb /var/cache/apt/*.bin /var/lib/apt/lists/* /etc/resolv.conf
+find /var/log -type f -delete";
 
 /// Writes the layout of `packages` on `base`.
 pub(super) fn make(directory: &Utf8Path, base: &Layout, packages: &[&str], config: &Value) -> Result<()> {
@@ -51,7 +52,8 @@ pub(super) fn make(directory: &Utf8Path, base: &Layout, packages: &[&str], confi
         for path in gone {
             // One for the directory is enough for all below it.
             if path.parent().is_none_or(|parent| after.contains(parent)) {
-                whiteouts.whiteout(path.as_str());
+                let name = format!(".wh.{}", path.file_name().unwrap_or_default());
+                whiteouts.whiteout(path.with_file_name(name).as_str());
             }
         }
         image = image.layer(whiteouts.finish(), Compression::Gzip);
