@@ -153,10 +153,10 @@ pub fn debian() -> Result<Layout> {
     cached("debian", &[b"1", debian::RECIPE.as_bytes()], debian::make)
 }
 
-/// Debian packages on top of [`debian`], and what such an image runs (`config` of its configuration).
+/// Debian packages on top of [`debian()`], and what such an image runs (`config` of its configuration).
 ///
 /// # Errors
-/// As [`debian`]; when apt-get fails.
+/// As [`debian()`]; when apt-get fails.
 pub fn debian_with(name: &str, packages: &[&str], config: &serde_json::Value) -> Result<Layout> {
     let base = debian()?;
     let (all, text) = (packages.join(" "), config.to_string());
